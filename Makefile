@@ -1,0 +1,39 @@
+# make demo   set up, then analyse the bundled real traces into build/demo
+# make test   set up, then lint, types and tests
+# make lint   the same without the tests     make bench   speed and memory     make clean
+PYTHON ?= python3
+VENV   ?= .venv
+BIN     = $(VENV)/bin
+STAMP   = $(VENV)/.installed
+DEMO    = build/demo
+
+.PHONY: demo test lint bench clean
+.DEFAULT_GOAL := demo
+
+# Rerun pip only when what it reads has changed.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "nsysk3 needs Python 3.11 or newer: make PYTHON=...")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+# Each trace is a run of its own, so each is analysed alone.
+demo: $(STAMP)
+	@set -e; for trace in h200/tp2 h200/pp2 sglang-h200/pp2-lw; do \
+	  $(BIN)/nsysk3 analyze fixtures/$$trace.sqlite --out $(DEMO)/$$trace; \
+	done
+	@echo "Wrote $(DEMO)/"
+
+lint: $(STAMP)
+	$(BIN)/ruff check -q .
+	$(BIN)/ruff format -q --check .
+	$(BIN)/mypy
+
+test: lint
+	$(BIN)/pytest -q -n 2
+
+bench: $(STAMP)
+	$(BIN)/python benchmarks/bench.py
+
+clean:
+	rm -rf build $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

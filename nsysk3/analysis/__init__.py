@@ -1,0 +1,1 @@
+"""Pure functions from trace frames to the numbers of docs/metrics.md."""

@@ -1,0 +1,145 @@
+"""Per-rank numbers over one window: METRICS section 4."""
+
+from __future__ import annotations
+
+import polars as pl
+
+from nsysk3.analysis.budget import Budget, time_budget
+from nsysk3.analysis.intervals import Intervals
+
+UNCLASSIFIED = "UNCLASSIFIED"
+NEEDS_KERNELS = (
+    "compute_ns", "comm_ns", "fused_ns", "overlap_ns", "exposed_comm_ns", "allreduce_count", "allreduce_total_ns",
+    "p2p_count", "p2p_total_ns",
+)  # fmt: skip
+
+
+def in_window(events: pl.DataFrame, windows: pl.DataFrame) -> pl.DataFrame:
+    """Events that start inside their rank's window: what counts, sums and percentiles are taken over."""
+    bounds = windows.select("rank", pl.col("start").alias("_low"), pl.col("end").alias("_high"))
+    inside = (pl.col("start") >= pl.col("_low")) & (pl.col("start") < pl.col("_high"))
+    return events.join(bounds, on="rank", maintain_order="left").filter(inside).drop("_low", "_high")
+
+
+def budgets(
+    events: pl.DataFrame, windows: pl.DataFrame, stage_gaps: dict[int, Intervals] | None = None
+) -> dict[int, Budget]:
+    """The time budget of every rank; ``events`` are all events, also those that cross a window's edge."""
+    by_rank = events.partition_by("rank", as_dict=True)
+    empty = events.clear()
+    return {
+        rank: time_budget(by_rank.get((rank,), empty), low, high, stage_gaps=(stage_gaps or {}).get(rank))
+        for rank, low, high in windows.select("rank", "start", "end").iter_rows()
+    }
+
+
+def _duration() -> pl.Expr:
+    return pl.col("end") - pl.col("start")
+
+
+def role_table(counted: pl.DataFrame) -> pl.DataFrame:
+    """Per rank and role: ``count``, ``total_ns`` and the percentiles of duration, waiting included."""
+    return _statistics(counted, ["rank", "role"])
+
+
+def category_table(counted: pl.DataFrame) -> pl.DataFrame:
+    """Per rank, role and category: the same."""
+    return _statistics(counted.with_columns(pl.col("category").cast(pl.String)), ["rank", "role", "category"])
+
+
+def kernel_table(counted: pl.DataFrame, names: pl.DataFrame) -> pl.DataFrame:
+    """Per rank and kernel name: the same, most time first; ``name`` is the demangled symbol."""
+    kernels = counted.filter(pl.col("kind") == "kernel").with_columns(pl.col("category").cast(pl.String))
+    table = _statistics(kernels, ["rank", "name_id", "role", "category"])
+    named = table.join(names.select("name_id", "short_name", "name"), on="name_id", how="left").drop("name_id")
+    front = ["rank", "name", "short_name", "role", "category"]
+    return named.select(*front, pl.exclude(*front)).sort("rank", "total_ns", "name", descending=[False, True, False])
+
+
+def _statistics(events: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
+    spent = _duration()
+    percentiles = [spent.quantile(q / 100, "linear").alias(f"p{q}_ns") for q in (50, 95, 99)]
+    return (
+        events.group_by(keys)
+        .agg(
+            pl.len().cast(pl.Int64).alias("count"),
+            spent.sum().alias("total_ns"),
+            *percentiles,
+            spent.max().alias("max_ns"),
+        )
+        .sort(keys)
+    )
+
+
+def rank_table(
+    ranks: pl.DataFrame,
+    windows: pl.DataFrame,
+    counted: pl.DataFrame,
+    by_rank: dict[int, Budget],
+    stability: pl.DataFrame,
+) -> pl.DataFrame:
+    """One row a rank, the columns of RankMetrics.
+
+    ``stability``: ``rank``, ``stable``, ``reason``, ``coverage``.
+    """
+    spent = _duration()
+    reduced = counted.filter(pl.col("role") == "allreduce")
+    allreduce = reduced.group_by("rank").agg(
+        pl.len().cast(pl.Int64).alias("allreduce_count"),
+        spent.sum().alias("allreduce_total_ns"),
+        *[spent.quantile(q / 100, "linear").alias(f"allreduce_p{q}_ns") for q in (50, 95, 99)],
+    )
+    p2p = counted.filter(pl.col("role") == "p2p").group_by("rank").agg(
+        pl.len().cast(pl.Int64).alias("p2p_count"), spent.sum().alias("p2p_total_ns")
+    )  # fmt: skip
+    is_unknown = pl.col("category").cast(pl.String) == UNCLASSIFIED
+    kernels = counted.filter(pl.col("kind") == "kernel").group_by("rank").agg(
+        pl.len().cast(pl.Int64).alias("kernel_count"),
+        spent.sum().alias("kernel_total_ns"),
+        spent.filter(is_unknown).sum().alias("_unknown_ns"),
+    )  # fmt: skip
+    numbers = (
+        "window_ns",
+        "compute_ns",
+        "comm_ns",
+        "fused_ns",
+        "copy_ns",
+        "graph_ns",
+        "overlap_ns",
+        "exposed_comm_ns",
+        "idle_ns",
+    )
+    spans = pl.DataFrame(
+        {"rank": list(by_rank), **{n: [getattr(b, n) for b in by_rank.values()] for n in numbers}},
+        schema={"rank": pl.Int32, **dict.fromkeys(numbers, pl.Int64)},
+    )
+    table = ranks.join(spans, on="rank", how="left").join(stability, on="rank", how="left")
+    for part in (allreduce, p2p, kernels):
+        table = table.join(part, on="rank", how="left")
+    counts = ("allreduce_count", "allreduce_total_ns", "p2p_count", "p2p_total_ns", "kernel_count", "kernel_total_ns")
+    starts = windows.select("rank", pl.col("start").alias("window_start_utc_ns"))
+    return (
+        table.join(starts, on="rank", how="left")
+        .with_columns(
+            # A count of none is a measured zero, a percentile of none is not a number.
+            *[pl.col(name).fill_null(0) for name in counts],
+            share("_unknown_ns", "kernel_total_ns").alias("unclassified_share"),
+            pl.col("report_name").alias("report"),
+        )
+        .with_columns(pl.when(~_opaque()).then(pl.col(name)).alias(name) for name in NEEDS_KERNELS)
+        .with_columns(
+            share("overlap_ns", "comm_ns").alias("overlap_ratio"),
+            share("exposed_comm_ns", "window_ns").alias("exposed_comm_share"),
+        )
+        .sort("rank")
+    )
+
+
+def _opaque() -> pl.Expr:
+    """Ranks that show nothing but whole-graph replays: what ran inside is unknown, which is not zero."""
+    return (pl.col("kernel_count") == 0) & (pl.col("graph_ns") > 0)
+
+
+def share(part: str, whole: str) -> pl.Expr:
+    """``part / whole``, null where the whole is empty."""
+    return pl.when(pl.col(whole) > 0).then(pl.col(part) / pl.col(whole))

@@ -1,0 +1,69 @@
+"""Which ranks may enter a median: those whose capture is whole and whose work looks like their peers'."""
+
+from __future__ import annotations
+
+import polars as pl
+
+MIN_COVERAGE = 0.9
+
+
+def stability(
+    ranks: pl.DataFrame,
+    captures: pl.DataFrame,
+    recordings: pl.DataFrame,
+    counted: pl.DataFrame,
+    forwards: pl.DataFrame | None = None,
+) -> pl.DataFrame:
+    """Per rank: ``rank``, ``stable``, ``reason`` (null when stable), ``coverage``.
+
+    A rank is stable when it has work in its window, its report recorded at least 90 % of the run's working time, and it
+    has as many AllReduce (per forward where forwards are known) as most ranks of its stage.  ``recordings``: see
+    ``coverage``.  ``forwards``: whole forwards per rank (``rank``, ``whole_forwards``), None when none were found.
+    """
+    table = ranks.select("rank", "pp_rank").join(coverage(ranks, captures, recordings), on="rank", how="left")
+    work = (
+        counted.filter(pl.col("role") == "allreduce").group_by("rank").agg(pl.len().cast(pl.Int64).alias("reductions"))
+    )
+    kernels = counted.filter(pl.col("kind") != "copy").group_by("rank").agg(pl.len().alias("work"))
+    table = table.join(work, on="rank", how="left").join(kernels, on="rank", how="left")
+    table = table.with_columns(pl.col("reductions").fill_null(0), pl.col("work").fill_null(0))
+    rate = pl.col("reductions").cast(pl.Float64)
+    if forwards is not None:
+        table = table.join(forwards, on="rank", how="left")
+        rate = pl.when(pl.col("whole_forwards") > 0).then(rate / pl.col("whole_forwards"))
+    table = table.with_columns(rate.alias("rate"))
+    table = table.with_columns(pl.col("rate").drop_nulls().mode().sort().first().over("pp_rank").alias("usual"))
+    no_forward = pl.col("whole_forwards").fill_null(0) == 0 if forwards is not None else pl.lit(False)
+    reason = (
+        pl.when(pl.col("work") == 0).then(pl.lit("no GPU work in the window"))
+        .when(pl.col("coverage") < MIN_COVERAGE)
+        .then(pl.format("recorded {} % of the run", (pl.col("coverage") * 100).round(1)))
+        .when(no_forward).then(pl.lit("no whole forward in the window"))
+        .when(pl.col("rate") != pl.col("usual"))
+        .then(pl.format("{} AllReduce where its stage has {}", pl.col("rate").round(2), pl.col("usual").round(2)))
+    )  # fmt: skip
+    return table.with_columns(reason.alias("reason")).select(
+        "rank", pl.col("reason").is_null().alias("stable"), "reason", "coverage"
+    )
+
+
+def coverage(ranks: pl.DataFrame, captures: pl.DataFrame, recordings: pl.DataFrame) -> pl.DataFrame:
+    """``rank``, ``coverage``: share of the run's working time that the rank's report was recording.
+
+    Working time runs from the first to the last kernel of any rank.  Recording, not activity, is what counts: the last
+    stage of a deep pipeline starts late without missing anything.  ``recordings``: ``report``, ``start``, ``end`` (UTC
+    ns; null where the report does not say, then it counts from its first to its last kernel), ``clocked``.  Null when
+    some report of several has no clock.
+    """
+    own = ranks.select("rank", "report").join(captures, on="rank")
+    extent = own.group_by("report").agg(pl.col("start").min().alias("_first"), pl.col("end").max().alias("_last"))
+    # Kernels can end a little after the stated end of a capture.
+    spans = recordings.join(extent, on="report").select(
+        "report", pl.min_horizontal("start", "_first").alias("low"), pl.max_horizontal("end", "_last").alias("high")
+    )
+    first, last = captures["start"].min(), captures["end"].max()
+    working = pl.lit(last) - pl.lit(first)
+    seen = pl.min_horizontal("high", pl.lit(last)) - pl.max_horizontal("low", pl.lit(first))
+    clocked = recordings["clocked"].all()
+    ratio = pl.when(pl.lit(clocked) & (working > 0)).then((seen / working).clip(0, 1))
+    return ranks.select("rank", "report").join(spans, on="report").select("rank", ratio.alias("coverage"))

@@ -1,0 +1,80 @@
+"""The command line: parse, call, print.
+
+Commands import what they need when they run, so that ``nsysk3 --help`` answers at once.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from types import FrameType
+from typing import Annotated
+
+import typer
+
+from nsysk3 import __version__
+from nsysk3.cli.analyze import analyze
+from nsysk3.cli.export import export
+from nsysk3.cli.rules import rules_app
+from nsysk3.errors import NsysK3Error
+
+app = typer.Typer(
+    name="nsysk3",
+    help="Where each GPU's time went in a prefill window, from Nsight Systems traces.",
+    no_args_is_help=True,
+    rich_markup_mode=None,  # plain help: half the start-up time, and it pipes
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(analyze)
+app.command()(export)
+app.add_typer(rules_app, name="rules")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"nsysk3 {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and stop.")
+    ] = False,
+) -> None:
+    """Where each GPU's time went in a prefill window, from Nsight Systems traces."""
+
+
+def main() -> None:
+    """Run the command line; every foreseen error is one line on stderr and an exit code."""
+    signal.signal(signal.SIGTERM, _terminate)
+    try:
+        app()
+    except NsysK3Error as error:
+        _fail(str(error), error.exit_code)
+    except KeyboardInterrupt:
+        _fail("interrupted", 130)
+    except BrokenPipeError:
+        # The reader (head, less) went away: nobody is left to tell, and Python must not try at exit either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
+    except MemoryError:
+        _fail("out of memory; analyse fewer reports at once or a shorter --window", 3)
+    except Exception as error:
+        if os.environ.get("NSYSK3_DEBUG"):
+            raise
+        detail = " ".join(str(error).split())[:300]
+        _fail(f"internal error, please report it ({type(error).__name__}: {detail}); NSYSK3_DEBUG=1 shows where", 70)
+
+
+def _fail(text: str, code: int) -> None:
+    line = " ".join(text.split())
+    print(f"nsysk3: {line}", file=sys.stderr)
+    sys.exit(code)
+
+
+def _terminate(_signal: int, _frame: FrameType | None) -> None:
+    """Let a terminated command clean up as an interrupted one does."""
+    raise KeyboardInterrupt

@@ -1,0 +1,64 @@
+"""``nsysk3 analyze``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from nsysk3.cli.progress import status
+
+# Some inputs gave no rank; what could be analysed was.
+PARTIAL = 2
+
+
+def analyze(
+    paths: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="PATH...",
+            help="A run directory, a directory of reports or exports, or files: .nsys-rep, .sqlite, _pqtdir, _arwdir.",
+        ),
+    ],
+    window: Annotated[
+        str,
+        typer.Option(help="capture, prefill, steady, or START:END after the run's first kernel, such as 0.5s:2s."),
+    ] = "capture",
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Where to write the results. A directory given as PATH gets them in its analysis/ folder."),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print result.json to stdout instead of tables.")] = False,
+    rules: Annotated[
+        Path | None, typer.Option(help="Kernel rules to try before the shipped ones (TOML or gputrc2graph JSON).")
+    ] = None,
+    ranks: Annotated[Path | None, typer.Option(help="TOML map that says which GPU is which rank.")] = None,
+    nsys: Annotated[
+        Path | None, typer.Option(help="The nsys that exports .nsys-rep files; else $NSYSK3_NSYS, else PATH.")
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no tables.")] = False,
+) -> None:
+    """Say where each rank's time went.
+
+    Reads Nsight Systems reports or exports, prints one row a rank and the time budget, and writes result.json, CSV and
+    parquet files. Exit code 2 when an input could not be used; the others are analysed all the same.
+    """
+    from nsysk3.analysis.analyze import analyze as run_analysis
+    from nsysk3.report.terminal import console, print_problems, print_result
+    from nsysk3.trace.load import load
+
+    with status(quiet) as progress:
+        run = load(paths, nsys=nsys, ranks=ranks, progress=progress)
+        result = run_analysis(run, window=window, rules=rules, progress=progress)
+    if json:
+        typer.echo(result.to_json(), nl=False)
+    elif not quiet:
+        print_result(result, console())
+    target = out or (run.directory / "analysis" if run.directory else None)
+    if target:
+        saved = result.save(target)
+        typer.echo(f"results written to {saved}/", err=True)
+    print_problems((problem.message for problem in result.document.problems), console(typer.get_text_stream("stderr")))
+    if result.document.problems:
+        raise typer.Exit(PARTIAL)

@@ -1,0 +1,104 @@
+"""The shape of a result: every number by name, with its unit and meaning.
+
+The JSON Schema in docs/result.schema.json and the columns of rank_metrics come from these models.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+SCHEMA_VERSION = 1
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class RankMetrics(_Model):
+    """One rank over one window (docs/metrics.md section 4).  Null: the trace cannot say; see ``not_measured``."""
+
+    host: str | None = Field(description="Machine label.")
+    report: str = Field(description="Report the rank was read from.")
+    pid: int | None = Field(description="Process id.")
+    device_id: int = Field(description="CUDA ordinal in that process.")
+    gpu_uuid: str | None = Field(description="GPU.")
+    world_rank: int = Field(description="Rank in the run; a guess where rank_source is inferred.")
+    pp_rank: int | None = Field(description="Pipeline stage.")
+    tp_rank: int | None = Field(description="Rank in the tensor-parallel group.")
+    rank_source: str = Field(description="How the rank is known.")
+    stable: bool = Field(description="Counted in medians over ranks.")
+    reason: str | None = Field(description="Why not stable.")
+    window_ns: int = Field(description="Length of the window.")
+    compute_ns: int | None = Field(description="Union of compute kernels.")
+    comm_ns: int | None = Field(description="Union of communication kernels, waiting included.")
+    fused_ns: int | None = Field(description="Union of kernels that compute and communicate.")
+    copy_ns: int = Field(description="Union of copies and memsets.")
+    overlap_ns: int | None = Field(description="Time with compute and communication at once.")
+    overlap_ratio: float | None = Field(ge=0, le=1, description="overlap_ns / comm_ns.")
+    exposed_comm_ns: int | None = Field(description="Communication beside neither compute nor fused kernels.")
+    exposed_comm_share: float | None = Field(ge=0, le=1, description="exposed_comm_ns / window_ns.")
+    idle_ns: int = Field(description="Window with nothing on the GPU.")
+    allreduce_count: int | None = Field(description="AllReduce kernels that start in the window.")
+    allreduce_total_ns: int | None = Field(description="Their summed durations, waiting included.")
+    allreduce_p50_ns: float | None = Field(description="Median duration.")
+    p2p_count: int | None = Field(description="Pipeline Send/Recv kernels that start in the window.")
+    p2p_total_ns: int | None = Field(description="Their summed durations, waiting included.")
+    unclassified_share: float | None = Field(ge=0, le=1, description="Time of kernels no rule names / kernel time.")
+    ep_rank: int | None = Field(description="Rank in the expert-parallel group.")
+    gpu_name: str | None = Field(description="GPU model.")
+    window_start_utc_ns: int = Field(description="Start of the window, UTC.")
+    coverage: float | None = Field(
+        ge=0, le=1, description="Share of the common window that this rank's capture covers."
+    )
+    graph_ns: int = Field(description="Union of CUDA graph replays traced as a whole: busy, contents unknown.")
+    allreduce_p95_ns: float | None = Field(description="95th percentile of AllReduce duration.")
+    allreduce_p99_ns: float | None = Field(description="99th percentile of AllReduce duration.")
+    kernel_count: int = Field(description="Kernels that start in the window.")
+    kernel_total_ns: int = Field(description="Summed durations of those kernels.")
+    dropped_rows: int = Field(description="GPU rows of the report left out for impossible times.")
+
+
+class ReportInfo(_Model):
+    """One report that was read."""
+
+    name: str
+    path: str = Field(description="As given, relative to the run.")
+    host: str
+    kind: str = Field(description="sqlite, parquetdir or arrowdir.")
+    exporter: str | None = Field(description="Nsight Systems version that exported it.")
+    schema_version: str | None = Field(description="Version of the export's schema.")
+    clock: str = Field(description="Where UTC comes from: session start, already UTC, none.")
+    diagnostics: list[str] = Field(description="Nsight's own warnings and errors.")
+
+
+class ProblemInfo(_Model):
+    """An input that gave no rank."""
+
+    path: str
+    message: str
+
+
+class WindowInfo(_Model):
+    """The window asked for and the one used."""
+
+    asked: str
+    used: str
+    reason: str | None = Field(default=None, description="Why the one used is not the one asked for.")
+
+
+class ResultDocument(_Model):
+    """result.json."""
+
+    schema_version: int = SCHEMA_VERSION
+    nsysk3_version: str
+    simulated: str | None = Field(description="Set when no GPU made the traces.")
+    window: WindowInfo
+    reports: list[ReportInfo]
+    problems: list[ProblemInfo]
+    notes: list[str] = Field(description="What a reader of the numbers should know.")
+    not_measured: dict[str, str] = Field(description="Metric to the reason it is null everywhere.")
+    summary: dict[str, Any] = Field(description="Medians over stable ranks.")
+    ranks: list[RankMetrics]
+    tables: dict[str, list[dict[str, Any]]] = Field(description="Every other table, by name, rows as objects.")

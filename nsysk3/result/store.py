@@ -1,0 +1,104 @@
+"""A result in memory, on disk and as JSON; it round-trips."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+from pydantic import ValidationError
+
+from nsysk3.errors import InputError, MissingToolError
+from nsysk3.result.model import SCHEMA_VERSION, ResultDocument
+
+RESULT_NAME = "result.json"
+# Tables small enough for result.json; the others are parquet only.
+IN_DOCUMENT = frozenset({"budget", "roles", "categories", "unclassified"})
+_AS_CSV = frozenset({"rank_metrics", "nsys_device_metrics"})
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one analysis found.
+
+    ``document`` is result.json; ``tables`` are polars frames by name, among them ``rank_metrics`` (one row a rank),
+    ``budget`` (rank, bucket, ns), ``roles``, ``categories`` and ``kernels``.  ``.to_pandas()`` of any frame hands it to
+    a notebook.
+    """
+
+    document: ResultDocument
+    tables: Mapping[str, pl.DataFrame]
+
+    def __getattr__(self, name: str) -> pl.DataFrame:
+        """Tables read as attributes: ``result.rank_metrics``."""
+        tables: Mapping[str, pl.DataFrame] = self.__dict__.get("tables", {})
+        if name in tables:
+            return tables[name]
+        raise AttributeError(f"no table {name!r}; this result has {', '.join(sorted(tables))}")
+
+    def __dir__(self) -> list[str]:
+        return sorted([*super().__dir__(), *self.tables])
+
+    def to_json(self) -> str:
+        """result.json as text."""
+        return self.document.model_dump_json(indent=1) + "\n"
+
+    def save(self, directory: str | Path) -> Path:
+        """Write result.json, and every table as parquet (rank and device metrics as CSV too); the directory's path.
+
+        Each file is written beside and renamed, result.json last: a killed command leaves no half file, and no
+        result.json that speaks of tables that are not there.
+        """
+        out = Path(directory)
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+            for name, table in self.tables.items():
+                _write(out / f"{name}.parquet", table.write_parquet)
+                if name in _AS_CSV:
+                    _write(out / f"{name}.csv", table.write_csv)
+            text = self.to_json().encode()
+            _write(out / RESULT_NAME, lambda path: path.write_bytes(text))
+        except OSError as error:
+            raise MissingToolError(f"{out}: results cannot be written here ({error.strerror or error})") from error
+        return out
+
+    @classmethod
+    def load(cls, directory: str | Path) -> Result:
+        """Read what ``save`` wrote.  Raises InputError when it is not there, damaged or of another schema version."""
+        out = Path(directory)
+        path = out / RESULT_NAME
+        try:
+            raw = json.loads(path.read_text("utf-8"))
+            version = raw.get("schema_version") if isinstance(raw, dict) else None
+            if version != SCHEMA_VERSION:
+                raise InputError(f"{path}: result schema {version}, this nsysk3 reads {SCHEMA_VERSION}; analyze again")
+            document = ResultDocument.model_validate(raw)
+            tables = {file.stem: pl.read_parquet(file) for file in sorted(out.glob("*.parquet"))}
+        except (OSError, ValueError, ValidationError, pl.exceptions.PolarsError) as error:
+            raise InputError(f"{path}: not a readable result ({str(error).splitlines()[0]}); analyze again") from error
+        return cls(document, tables)
+
+
+def rows(table: pl.DataFrame) -> list[dict[str, Any]]:
+    """A table as JSON-ready rows."""
+    return table.to_dicts()
+
+
+def _write(path: Path, write: Callable[[Path], object]) -> None:
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    os.close(handle)
+    beside = Path(name)
+    try:
+        write(beside)
+        beside.chmod(0o644)
+        beside.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            beside.unlink()
+        raise

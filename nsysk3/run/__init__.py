@@ -1,0 +1,1 @@
+"""Run directories and the traces in them."""

@@ -1,0 +1,180 @@
+"""Find the traces that the paths on a command line mean."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from nsysk3.errors import InputError
+from nsysk3.run.manifest import MANIFEST_NAME
+
+EXPORT_SUFFIXES = (".sqlite", ".sqlite3", ".db")
+REPORT_SUFFIX = ".nsys-rep"
+# Exports that nsysk3 made itself from the report beside them.
+CACHE_MARK = ".nsysk3"
+# Folders of a run directory that hold results, not traces.
+_NOT_TRACES = {"analysis", "bench", "gpu", "metadata", "raw", "service"}
+
+
+@dataclass(frozen=True)
+class Problem:
+    """An input that gave no rank, and the way out, as one line."""
+
+    path: str
+    message: str
+
+    def __str__(self) -> str:
+        return self.message if self.message.startswith(self.path) else f"{self.path}: {self.message}"
+
+
+@dataclass(frozen=True)
+class TraceInput:
+    """One report to read: an export or an ``.nsys-rep``; ``host`` is the folder that named its node, if any."""
+
+    path: Path
+    name: str
+    host: str | None
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What was found: the traces, what could not be used, and the run directory, if it is one."""
+
+    traces: tuple[TraceInput, ...]
+    problems: tuple[Problem, ...]
+    run_dir: Path | None
+
+
+def find_inputs(paths: Sequence[Path]) -> Inputs:
+    """The traces under files, directories of exports, directories of bare files and run directories.
+
+    A report and an export of it count once: the export is taken unless the report is newer.  Raises InputError when a
+    path does not exist or when nothing at all is found.
+    """
+    traces: list[TraceInput] = []
+    problems: list[Problem] = []
+    run_dir = None
+    for path in paths:
+        if not path.exists():
+            raise InputError(f"{path}: no such file or directory")
+        if path.is_file() or is_export_dir(path):
+            found, odd = _chosen([path], named=True)
+            traces += [TraceInput(each, stem(each), None) for each in found]
+            problems += odd
+            continue
+        if (path / MANIFEST_NAME).is_file() and len(paths) == 1:
+            run_dir = path
+        found_here, odd = _in_directory(path)
+        traces += found_here
+        problems += odd
+    if not traces and not problems:
+        shown = ", ".join(str(path) for path in paths)
+        raise InputError(f"{shown}: no .nsys-rep, .sqlite, _pqtdir or _arwdir found here or one folder down")
+    return Inputs(_unique(traces), tuple(problems), run_dir)
+
+
+def is_export_dir(path: Path) -> bool:
+    """True for what ``nsys export -t parquetdir|arrowdir`` writes."""
+    return path.is_dir() and any(child.suffix in (".parquet", ".arrow") for child in path.iterdir())
+
+
+def stem(path: Path) -> str:
+    """Name of a trace without what tells its kind: the same for a report and every export of it."""
+    name = path.name
+    for suffix in (REPORT_SUFFIX, ".qdstrm", *EXPORT_SUFFIXES, "_pqtdir", "_arwdir"):
+        if name.lower().endswith(suffix):
+            name = name[: -len(suffix)]
+            break
+    return name.removesuffix(CACHE_MARK) or path.name
+
+
+def _in_directory(path: Path) -> tuple[list[TraceInput], list[Problem]]:
+    nodes = path / "nodes"
+    folders = [path, *_subfolders(path), *(_subfolders(nodes) if nodes.is_dir() else [])]
+    traces: list[TraceInput] = []
+    problems: list[Problem] = []
+    for folder in folders:
+        try:
+            children = sorted(folder.iterdir(), key=natural)
+        except OSError as error:
+            problems.append(Problem(str(folder), f"cannot be listed ({error.strerror})"))
+            continue
+        found, odd = _chosen(children)
+        host = None if folder == path else folder.name
+        traces += [TraceInput(each, f"{host}/{stem(each)}" if host else stem(each), host) for each in found]
+        problems += odd
+    return traces, problems
+
+
+def _subfolders(path: Path) -> list[Path]:
+    folders = [child for child in path.iterdir() if child.is_dir() and not child.name.startswith(".")]
+    return sorted((f for f in folders if f.name not in _NOT_TRACES and not is_export_dir(f)), key=natural)
+
+
+def _chosen(children: Iterable[Path], *, named: bool = False) -> tuple[list[Path], list[Problem]]:
+    """One path a trace, out of the reports and exports of one folder."""
+    by_stem: dict[str, list[Path]] = {}
+    for child in children:
+        if child.is_dir():
+            if is_export_dir(child):
+                by_stem.setdefault(stem(child), []).append(child)
+        elif child.name.lower().endswith((REPORT_SUFFIX, ".qdstrm", *EXPORT_SUFFIXES)):
+            by_stem.setdefault(stem(child), []).append(child)
+        elif named:  # let the reader say what it is
+            by_stem.setdefault(child.name, []).append(child)
+    found: list[Path] = []
+    problems: list[Problem] = []
+    for group in by_stem.values():
+        best = _best(group)
+        if best.name.lower().endswith(".qdstrm"):
+            problems.append(
+                Problem(
+                    str(best),
+                    "raw capture without a report (the profiled process was killed?): import it with the "
+                    f"QdstrmImporter of the Nsight Systems that captured it, `QdstrmImporter -i {best.name}`",
+                )
+            )
+        else:
+            found.append(best)
+    return found, problems
+
+
+def _best(group: list[Path]) -> Path:
+    reports = [path for path in group if path.name.lower().endswith(REPORT_SUFFIX)]
+    exports = [path for path in group if path.is_dir() or path.suffix.lower() in EXPORT_SUFFIXES]
+    exports = [path for path in exports if not (reports and CACHE_MARK in path.name)]
+    current = [path for path in exports if not reports or path.stat().st_mtime >= reports[0].stat().st_mtime]
+    return next(iter([*current, *reports, *exports, *group]))
+
+
+def natural(path: Path) -> list[tuple[int, int | str]]:
+    """Sort key that puts node2 before node10."""
+    return [(0, int(part)) if part.isdigit() else (1, part) for part in re.split(r"(\d+)", path.name) if part]
+
+
+def _unique(traces: list[TraceInput]) -> tuple[TraceInput, ...]:
+    """Each file once, each name once."""
+    seen: set[Path] = set()
+    kept: list[TraceInput] = []
+    for trace in traces:
+        real = trace.path.resolve()
+        if real not in seen:
+            seen.add(real)
+            kept.append(trace)
+    names = [trace.name for trace in kept]
+    if len(set(names)) < len(names):
+        named = []
+        for trace in kept:
+            clash = names.count(trace.name) > 1
+            named.append(
+                TraceInput(trace.path, f"{trace.path.parent.name}/{trace.name}" if clash else trace.name, trace.host)
+            )
+        kept = named
+        names = [trace.name for trace in kept]
+    final = [
+        TraceInput(t.path, t.name if names.count(t.name) == 1 else f"{t.name} ({index + 1})", t.host)
+        for index, t in enumerate(kept)
+    ]
+    return tuple(final)

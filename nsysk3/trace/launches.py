@@ -1,0 +1,39 @@
+"""The host calls that put work on a GPU."""
+
+from __future__ import annotations
+
+import polars as pl
+
+from nsysk3.trace.report import Report, pid_of
+
+# Everything that can carry the correlation id of a kernel, copy or graph; the rest of the CUDA API (queries, attribute
+# look-ups, event records) is most of the table and launches nothing.
+_LAUNCHING = r"Launch|Memcpy|Memset"
+
+
+def read_launches(report: Report) -> pl.DataFrame:
+    """Launch calls of a report: ``pid``, ``correlation``, ``tid`` (globalTid), ``api_start``, ``api_end`` (UTC ns).
+
+    One row per (pid, correlation): correlation ids repeat between processes, so they are a key only together.  Where a
+    runtime call and the driver call inside it share an id, the outer one stands.  Empty without the runtime table.
+    """
+    ids = report.strings_like(_LAUNCHING)
+    columns = ("start", "end", "globalTid", "correlationId")
+    rows = report.source.read("CUPTI_ACTIVITY_KIND_RUNTIME", columns, only={"nameId": ids})
+    calls = rows.filter(pl.col("correlationId").is_not_null() & (pl.col("end") >= pl.col("start"))).select(
+        pid_of(pl.col("globalTid")).alias("pid"),
+        pl.col("correlationId").alias("correlation"),
+        pl.col("globalTid").alias("tid"),
+        (pl.col("start") + report.to_utc_ns).alias("api_start"),
+        (pl.col("end") + report.to_utc_ns).alias("api_end"),
+    )
+    key = ["pid", "correlation"]
+    if calls.select(key).is_unique().all():
+        return calls
+    outer = calls.sort("api_start").group_by(key, maintain_order=True)
+    return outer.agg(pl.first("tid"), pl.first("api_start"), pl.max("api_end"))
+
+
+def with_launches(events: pl.DataFrame, launches: pl.DataFrame) -> pl.DataFrame:
+    """GPU events with ``tid``, ``api_start`` and ``api_end`` of the call that launched them (null where unknown)."""
+    return events.join(launches, on=["pid", "correlation"], how="left", maintain_order="left")

@@ -1,0 +1,110 @@
+"""NCCL calls of one report, with what their NVTX payloads say: communicator, bytes, peer, ranks."""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+
+from nsysk3.trace.nvtx import PUSH_POP
+from nsysk3.trace.report import Report
+
+# Nsight puts this before the payload: domain u32, -, schema u32, -, payload size u64, total u64 (little endian).
+_HEADER = 32
+# NVTX payload entry types by number: how many bytes, and how to read them.
+_ENTRY_TYPES = {3: "<i2", 4: "<u2", 5: "<i4", 6: "<u4", 7: "<i8", 8: "<u8", 17: "<u4", 18: "<u8", 22: "<u8"}
+# Entry names are stable over NCCL versions; schema numbers above 10 are not, so names decide.
+_FIELDS = {
+    "NCCL communicator ID": "comm",
+    "Message size [bytes]": "bytes",
+    "Bytes": "bytes",
+    "Peer rank": "peer",
+    "No. of ranks": "nranks",
+    "Rank": "rank",
+    "CUDA device": "cuda_device",
+}
+PAYLOAD_COLUMNS = ("comm", "bytes", "peer", "nranks", "rank", "cuda_device")
+
+
+def read_nccl_calls(report: Report) -> pl.DataFrame:
+    """NCCL API calls of a report, sorted by (tid, start).
+
+    Columns: ``tid`` (globalTid), ``start``, ``end`` (UTC ns, host time: never GPU time), ``op`` (``ncclAllReduce``...)
+    and, null where the payload does not say or was not exported (``--include-blobs=true``): ``comm`` (communicator id,
+    the same number on all its ranks), ``bytes``, ``peer``, ``nranks``, ``rank``, ``cuda_device``.
+    """
+    ids = report.strings_like(r"^nccl[A-Z]")
+    source = report.source
+    numbers = ("start", "end", "globalTid", "textId")
+    rows = source.read("NVTX_EVENTS", numbers, texts=(), only={"eventType": [PUSH_POP], "textId": ids})
+    strings = report.strings.select(pl.col("id").alias("textId"), pl.col("value").alias("op"))
+    rows = rows.join(strings, on="textId", how="left").drop("textId")
+    if not ids:  # NCCL registers its names; a trimmed or hand-made export may hold them as text
+        rows = source.read("NVTX_EVENTS", numbers[:3], texts=("text",), only={"eventType": [PUSH_POP]})
+        rows = rows.rename({"text": "op"}).filter(pl.col("op").str.contains(r"^nccl[A-Z]"))
+    rows = rows.filter(pl.col("end") >= pl.col("start"))
+    calls = rows.join(_payloads(report), on=["start", "end", "globalTid"], how="left")
+    shift = report.to_utc_ns
+    return calls.select(
+        pl.col("globalTid").alias("tid"),
+        (pl.col("start") + shift).alias("start"),
+        (pl.col("end") + shift).alias("end"),
+        "op",
+        *PAYLOAD_COLUMNS,
+    ).sort("tid", "start", pl.col("end"), descending=[False, False, True])
+
+
+def payloads_exported(report: Report) -> bool:
+    """False when the report describes payloads that the export left out."""
+    described = bool(report.source.columns("NVTX_PAYLOAD_SCHEMA_ENTRIES"))
+    return not described or not _blobs(report).is_empty()
+
+
+def _blobs(report: Report) -> pl.DataFrame:
+    return report.source.read_blobs("NVTX_EVENTS", "binaryData", ("start", "end", "globalTid"))
+
+
+def _schemas(report: Report) -> dict[tuple[int, int], list[tuple[str, str, int]]]:
+    """(domain, schema) -> fields as (column, numpy type, offset)."""
+    numbers = ("domainId", "schemaId", "type", "offset")
+    # No process column: every process writes its own copy of the same rows, and a join would multiply the bytes.
+    entries = report.source.read("NVTX_PAYLOAD_SCHEMA_ENTRIES", numbers, texts=("name",)).unique(maintain_order=True)
+    found: dict[tuple[int, int], list[tuple[str, str, int]]] = {}
+    for domain, schema, kind, offset, name in entries.iter_rows():
+        if name in _FIELDS and kind in _ENTRY_TYPES:
+            found.setdefault((domain, schema), []).append((_FIELDS[name], _ENTRY_TYPES[kind], offset or 0))
+    return found
+
+
+def _payloads(report: Report) -> pl.DataFrame:
+    """Decoded payloads: ``start``, ``end``, ``globalTid`` (as stored) and PAYLOAD_COLUMNS."""
+    blobs = _blobs(report)
+    schemas = _schemas(report)
+    key = ("start", "end", "globalTid")
+    schema = {**dict.fromkeys(key, pl.Int64), **dict.fromkeys(PAYLOAD_COLUMNS, pl.Int64)}
+    decoded = [pl.DataFrame(schema=schema)]
+    for (size,), group in blobs.group_by(pl.col("binaryData").bin.size()):
+        if not isinstance(size, int) or size <= _HEADER:
+            continue
+        raw = np.frombuffer(b"".join(group["binaryData"].to_list()), np.uint8).reshape(group.height, size)
+        domain = _field(raw, 0, "<u4")
+        number = _field(raw, 8, "<u4")
+        for (known_domain, known_schema), fields in schemas.items():
+            mine = (domain == known_domain) & (number == known_schema)
+            if mine.any():
+                decoded.append(_decode(group.filter(pl.Series(mine)).select(key), raw[mine], fields))
+    return pl.concat(decoded, how="diagonal_relaxed").unique(key, keep="first")
+
+
+def _decode(rows: pl.DataFrame, raw: np.ndarray, fields: list[tuple[str, str, int]]) -> pl.DataFrame:
+    width = raw.shape[1]
+    columns = [
+        pl.Series(name, _field(raw, _HEADER + offset, kind).astype(np.int64))
+        for name, kind, offset in fields
+        if _HEADER + offset + np.dtype(kind).itemsize <= width
+    ]
+    return rows.with_columns(columns)
+
+
+def _field(raw: np.ndarray, offset: int, kind: str) -> np.ndarray:
+    size = np.dtype(kind).itemsize
+    return np.ascontiguousarray(raw[:, offset : offset + size]).view(kind).ravel()
