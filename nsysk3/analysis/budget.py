@@ -25,7 +25,8 @@ BUCKETS = ("overlap", "compute", "fused", *EXPOSED_BUCKETS, "graph", "copy", *(f
 class Budget:
     """One rank's window.
 
-    ``buckets``: ns by bucket, all of them, summing to ``window_ns``.  The unions of METRICS section 4 come from the same segments, so no two numbers can disagree about the window.
+    ``buckets``: ns by bucket, all of them, summing to ``window_ns``.  The unions of METRICS section 4 come from the same
+    segments, so no two numbers can disagree about the window.
     """
 
     window_ns: int

@@ -147,10 +147,10 @@ class SqliteSource:
             return _empty(integers, texts)
         present = [name for name in integers if name in found.c]
         # Text travels as bytes: Arrow strings must be valid UTF-8 and NVTX text need not be.
-        columns: list[sa.ColumnElement[object]] = [found.c[name] for name in present]
+        columns: list[sa.ColumnElement[Any]] = [found.c[name] for name in present]
         columns += [_bytes(found.c[name]).label(name) for name in texts if name in found.c]
         # A table asked for none of its columns still has as many rows.
-        query: sa.Select[Any] = sa.select(*(columns or [sa.literal(1).label("_")]))
+        query = _select(columns or [sa.literal(1).label("_")])
         query = query.select_from(found)
         for name, values in (only or {}).items():
             if name in found.c:
@@ -280,6 +280,10 @@ class DirectorySource:
 
 def _bare_table(name: str, columns: Sequence[str]) -> sa.Table:
     return sa.Table(name, sa.MetaData(), *[sa.Column(column, sa.Integer) for column in columns])
+
+
+def _select(columns: Sequence[sa.ColumnElement[Any]]) -> sa.Select[Any]:
+    return sa.select(*columns)
 
 
 def _bytes(column: sa.ColumnElement[object]) -> sa.ColumnElement[object]:
