@@ -25,8 +25,8 @@ BUCKETS = ("overlap", "compute", "fused", *EXPOSED_BUCKETS, "graph", "copy", *(f
 class Budget:
     """One rank's window.
 
-    ``buckets``: ns by bucket, all of them, summing to ``window_ns``.  The unions of METRICS section 4 come from the same
-    segments, so no two numbers can disagree about the window.
+    ``buckets``: ns by bucket, all of them, summing to ``window_ns``.  The unions of docs/metrics.md section 4 come from
+    the same segments, so no two numbers can disagree about the window.
     """
 
     window_ns: int
@@ -44,6 +44,7 @@ class Budget:
     exposed_transfer_ns: int
     exposed_unresolved_ns: int
     idle_ns: int
+    stage_idle_ns: int
 
 
 def time_budget(events: pl.DataFrame, low: int, high: int, *, stage_gaps: Intervals | None = None) -> Budget:
@@ -107,6 +108,7 @@ def time_budget(events: pl.DataFrame, low: int, high: int, *, stage_gaps: Interv
         exposed_transfer_ns=cut.where(exposed & transfer),
         exposed_unresolved_ns=cut.where(exposed & unresolved),
         idle_ns=idle.length,
+        stage_idle_ns=buckets["idle_stage_idle"],
     )
 
 

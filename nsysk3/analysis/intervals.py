@@ -48,6 +48,16 @@ def clip(intervals: Intervals, low: int, high: int) -> Intervals:
     return Intervals(np.maximum(intervals.start[inside], low), np.minimum(intervals.end[inside], high))
 
 
+def covered(intervals: Intervals, until: Ints) -> Ints:
+    """How much of a set lies before each moment (ns): the difference of two moments is what it covers between them."""
+    if not len(intervals.start):
+        return np.zeros(len(until), np.int64)
+    before = np.concatenate(([0], np.cumsum(intervals.end - intervals.start)))
+    last = np.searchsorted(intervals.start, until, side="right")
+    inside = np.clip(until - intervals.start[last - 1], 0, intervals.end[last - 1] - intervals.start[last - 1])
+    return np.where(last > 0, before[np.maximum(last - 1, 0)] + inside, 0)
+
+
 class Segments(NamedTuple):
     """The window cut wherever membership of any set changes.
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import polars as pl
 
-from nsysk3.analysis.budget import Budget, time_budget
+from nsysk3.analysis.budget import WAITS, Budget, time_budget
 from nsysk3.analysis.intervals import Intervals
+from nsysk3.classify import COMM_ROLES
 
 UNCLASSIFIED = "UNCLASSIFIED"
 NEEDS_KERNELS = (
     "compute_ns", "comm_ns", "fused_ns", "overlap_ns", "exposed_comm_ns", "allreduce_count", "allreduce_total_ns",
     "p2p_count", "p2p_total_ns",
 )  # fmt: skip
+WAIT_SUMS = (*(f"{state}_ns" for state in WAITS), "transfer_ns", "unresolved_ns")
+SPLITS = ("exposed_wait_ns", "exposed_transfer_ns", "exposed_unresolved_ns", "overlap_wait_ns", "overlap_transfer_ns")
 
 
 def in_window(events: pl.DataFrame, windows: pl.DataFrame) -> pl.DataFrame:
@@ -99,22 +102,15 @@ def rank_table(
         spent.filter(is_unknown).sum().alias("_unknown_ns"),
     )  # fmt: skip
     numbers = (
-        "window_ns",
-        "compute_ns",
-        "comm_ns",
-        "fused_ns",
-        "copy_ns",
-        "graph_ns",
-        "overlap_ns",
-        "exposed_comm_ns",
-        "idle_ns",
-    )
+        "window_ns", "compute_ns", "comm_ns", "fused_ns", "copy_ns", "graph_ns", "overlap_ns", "exposed_comm_ns",
+        "idle_ns", "stage_idle_ns", *SPLITS,
+    )  # fmt: skip
     spans = pl.DataFrame(
         {"rank": list(by_rank), **{n: [getattr(b, n) for b in by_rank.values()] for n in numbers}},
         schema={"rank": pl.Int32, **dict.fromkeys(numbers, pl.Int64)},
     )
     table = ranks.join(spans, on="rank", how="left").join(stability, on="rank", how="left")
-    for part in (allreduce, p2p, kernels):
+    for part in (allreduce, p2p, kernels, wait_sums(counted)):
         table = table.join(part, on="rank", how="left")
     counts = ("allreduce_count", "allreduce_total_ns", "p2p_count", "p2p_total_ns", "kernel_count", "kernel_total_ns")
     starts = windows.select("rank", pl.col("start").alias("window_start_utc_ns"))
@@ -126,7 +122,14 @@ def rank_table(
             share("_unknown_ns", "kernel_total_ns").alias("unclassified_share"),
             pl.col("report_name").alias("report"),
         )
-        .with_columns(pl.when(~_opaque()).then(pl.col(name)).alias(name) for name in NEEDS_KERNELS)
+        .with_columns(
+            # A rank without communication has waited for nobody; one whose partners are unknown may have.
+            *[pl.when(pl.col("_any").is_null()).then(0).otherwise(name).alias(name) for name in WAIT_SUMS],
+            *[pl.when(pl.col("_any").fill_null(True)).then(pl.col(name)).alias(name) for name in SPLITS],
+        )
+        .with_columns(
+            pl.when(~_opaque()).then(pl.col(name)).alias(name) for name in (*NEEDS_KERNELS, *WAIT_SUMS, *SPLITS)
+        )
         .with_columns(
             share("overlap_ns", "comm_ns").alias("overlap_ratio"),
             share("exposed_comm_ns", "window_ns").alias("exposed_comm_share"),
@@ -138,6 +141,24 @@ def rank_table(
 def _opaque() -> pl.Expr:
     """Ranks that show nothing but whole-graph replays: what ran inside is unknown, which is not zero."""
     return (pl.col("kernel_count") == 0) & (pl.col("graph_ns") > 0)
+
+
+def wait_sums(counted: pl.DataFrame) -> pl.DataFrame:
+    """Per rank, what its communication kernels spent: ``rank`` and the columns of WAIT_SUMS.
+
+    ``transfer_ns`` is over kernels whose partners were found; ``unresolved_ns`` is the rest, so that the five add up to
+    the summed duration of the rank's communication kernels.  All null on a rank whose communication found no partner.
+    """
+    spent, wait = _duration(), pl.col("wait_ns")
+    known = wait.is_not_null()
+    comm = counted.filter(pl.col("role").is_in(COMM_ROLES))
+    table = comm.group_by("rank").agg(
+        known.any().alias("_any"),
+        *[wait.filter(pl.col("wait_state") == state).sum().alias(f"{state}_ns") for state in WAITS],
+        (spent - wait).filter(known).sum().alias("transfer_ns"),
+        (spent.filter(~known).sum() + wait.filter(pl.col("wait_state") == "unresolved").sum()).alias("unresolved_ns"),
+    )
+    return table.select("rank", *[pl.when("_any").then(pl.col(name)).alias(name) for name in WAIT_SUMS], "_any")
 
 
 def share(part: str, whole: str) -> pl.Expr:

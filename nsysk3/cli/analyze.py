@@ -34,6 +34,12 @@ def analyze(
         Path | None, typer.Option(help="Kernel rules to try before the shipped ones (TOML or gputrc2graph JSON).")
     ] = None,
     ranks: Annotated[Path | None, typer.Option(help="TOML map that says which GPU is which rank.")] = None,
+    nccl_tests: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Log of an nccl-tests run on the same machines; repeatable. Measured busbw is held against it."
+        ),
+    ] = None,
     nsys: Annotated[
         Path | None, typer.Option(help="The nsys that exports .nsys-rep files; else $NSYSK3_NSYS, else PATH.")
     ] = None,
@@ -50,7 +56,7 @@ def analyze(
 
     with status(quiet) as progress:
         run = load(paths, nsys=nsys, ranks=ranks, progress=progress)
-        result = run_analysis(run, window=window, rules=rules, progress=progress)
+        result = run_analysis(run, window=window, rules=rules, nccl_tests=nccl_tests or (), progress=progress)
     if json:
         typer.echo(result.to_json(), nl=False)
     elif not quiet:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import IO
 
-import polars as pl
 from rich import box
 from rich.console import Console
 from rich.markup import escape
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from nsysk3.report.units import count, duration, milliseconds, percent
-from nsysk3.result import Result
+from nsysk3.result import RankMetrics, Result
 
 WIDTH = 100
 _TOP_KERNELS = 8
@@ -52,16 +52,33 @@ def print_result(result: Result, out: Console) -> None:
         out.print(f"[bold yellow]simulated[/]: {escape(document.simulated)}")
     out.print(rank_table(result))
     out.print(budget_table(result))
-    if result.tables["kernels"].height:
+    if document.sentences:
+        out.print("[bold]In words[/]")
+        for sentence in document.sentences:
+            out.print(Padding(Text(sentence), (0, 0, 0, 1)))
+        out.print()
+    if result.tables["top_kernels"].height:
         out.print(kernel_table(result))
+    for line in _clock_lines(result):
+        out.print(Text(line))
     for note in document.notes:
-        out.print(Text(f"note: {note}"), soft_wrap=True)
+        out.print(Text(f"note: {note}"))
+
+
+def _clock_lines(result: Result) -> list[str]:
+    """The clock correction of each report that got one, with what it is worth."""
+    return [
+        f"clock: {entry.report} is {entry.offset_ns / 1e3:+,.1f} us from {entry.reference}, "
+        f"drift {entry.drift_ppm:+.2f} ppm, uncertain by {(entry.uncertainty_ns or 0) / 1e3:,.1f} us"
+        for entry in result.document.clock.reports
+        if entry.report != entry.reference
+    ]
 
 
 def _table(title: str, *columns: tuple[str, str]) -> Table:
     """Columns are never cut: cells are made to fit, so that numbers stay whole at 100 columns."""
     table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", title_style="bold", pad_edge=False)
-    table.padding = (0, 1, 0, 0)
+    table.padding = (0, 0, 0, 0)
     for name, justify in columns:
         table.add_column(name, justify="right" if justify == "r" else "left", no_wrap=True)
     return table
@@ -72,8 +89,8 @@ def rank_table(result: Result) -> Table:
     table = _table(
         "Ranks (times in ms, shares in % of the window)",
         ("rank", "r"), ("pp/tp", "r"), ("gpu", "l"), ("window", "r"), ("compute", "r"), ("overlap", "r"),
-        ("exposed\ncomm", "r"), ("idle", "r"), ("AllReduce\nn", "r"), ("\ntotal", "r"), ("\np50", "r"), ("P2P\nn", "r"),
-        ("\ntotal", "r"),
+        ("exposed\nwait", "r"), ("\ntransfer", "r"), ("idle", "r"), ("AllReduce\nn", "r"), ("\ntotal", "r"),
+        ("\np50", "r"), ("P2P\nn", "r"), ("\ntotal", "r"),
     )  # fmt: skip
     for rank in result.document.ranks:
         place = "/".join("-" if x is None else str(x) for x in (rank.pp_rank, rank.tp_rank))
@@ -85,7 +102,7 @@ def rank_table(result: Result) -> Table:
             milliseconds(rank.window_ns),
             percent(share_of(rank.compute_ns)),
             percent(share_of(rank.overlap_ns)),
-            percent(rank.exposed_comm_share),
+            *_exposed(rank),
             percent(share_of(rank.idle_ns)),
             count(rank.allreduce_count),
             milliseconds(rank.allreduce_total_ns),
@@ -102,6 +119,14 @@ def rank_table(result: Result) -> Table:
     return table
 
 
+def _exposed(rank: RankMetrics) -> tuple[str, str]:
+    """Exposed wait and transfer; where nobody can split them, the whole under transfer with a question mark."""
+    share_of = _shares(rank.window_ns)
+    if rank.exposed_wait_ns is None:
+        return "-", f"{percent(rank.exposed_comm_share)}?" if rank.exposed_comm_share is not None else "-"
+    return percent(share_of(rank.exposed_wait_ns)), percent(share_of(rank.exposed_transfer_ns))
+
+
 def _cut(text: str, width: int) -> str:
     return text if len(text) <= width else text[: width - 1] + "…"
 
@@ -114,57 +139,43 @@ def _shares(window_ns: int) -> Callable[[int | None], float | None]:
 
 
 def budget_table(result: Result) -> Table:
-    """Where the window went: median over stable ranks, largest first."""
-    ranks = pl.DataFrame(
-        {"rank": list(range(len(result.document.ranks))), "stable": [r.stable for r in result.document.ranks]},
-        schema={"rank": pl.Int32, "stable": pl.Boolean},
-    )
-    chosen = ranks.filter(pl.col("stable")) if ranks["stable"].any() else ranks
-    spent = (
-        result.tables["budget"]
-        .join(chosen, on="rank")
-        .group_by("bucket", maintain_order=True)
-        .agg(
-            pl.col("ns").median(),
-            pl.col("share").median(),
-            pl.col("ns").min().alias("low"),
-            pl.col("ns").max().alias("high"),
-        )
-        .filter(pl.col("high") > 0)
-    )
-    table = _table(
-        "Where the window went (median over stable ranks)",
-        ("", "l"), ("ms", "r"), ("%", "r"), ("", "l"), ("lowest..highest rank", "r"),
-    )  # fmt: skip
-    for bucket, ns, part, low, high in spent.iter_rows():
-        bar = "█" * round((part or 0) * _BAR)
-        name = _BUCKET_NAMES.get(bucket) or f"exposed {bucket.removeprefix('exposed_').replace('_', '-')} transfer"
-        table.add_row(
-            _cut(name, 42), milliseconds(ns), percent(part), bar, f"{milliseconds(low)}..{milliseconds(high)}"
-        )
+    """Where the window went: medians over stable ranks, one column a stage where there are few."""
+    spent = result.tables["budget_summary"]
+    groups = spent["group"].unique(maintain_order=True).to_list()
+    columns = [("", "l")]
+    for group in groups:
+        columns += [(f"{group}\nms" if len(groups) > 1 else "ms", "r"), ("\n%" if len(groups) > 1 else "%", "r")]
+    columns += [("", "l")] if len(groups) > 1 else [("", "l"), ("lowest..highest rank", "r")]
+    table = _table("Where the window went (median over stable ranks)", *columns)
+    for (bucket,), rows in spent.group_by("bucket", maintain_order=True):
+        cells = {row["group"]: row for row in rows.iter_rows(named=True)}
+        shown = [_cut(_bucket_name(str(bucket)), 42)]
+        for group in groups:
+            cell = cells[group]
+            shown += [milliseconds(cell["ns"]), percent(cell["share"])]
+        shown.append("█" * round((cells[groups[0]]["share"] or 0) * _BAR) if len(groups) == 1 else "")
+        if len(groups) == 1:
+            shown.append(f"{milliseconds(cells[groups[0]]['low_ns'])}..{milliseconds(cells[groups[0]]['high_ns'])}")
+        table.add_row(*shown)
     return table
+
+
+def _bucket_name(bucket: str) -> str:
+    return _BUCKET_NAMES.get(bucket) or f"exposed {bucket.removeprefix('exposed_').replace('_', '-')} transfer"
 
 
 def kernel_table(result: Result) -> Table:
     """The kernels that took most time, per rank on average."""
-    kernels = result.tables["kernels"]
-    count_ranks = max(len(result.document.ranks), 1)
-    top = (
-        kernels.group_by("name", "short_name", "role", "category")
-        .agg(pl.col("count").sum(), pl.col("total_ns").sum(), pl.col("p50_ns").median())
-        .sort("total_ns", "name", descending=[True, False])
-        .head(_TOP_KERNELS)
-    )
-    every = int(kernels["total_ns"].sum()) or 1
     table = _table(
-        "Kernels with most time (per rank, summed durations)",
+        "Kernels with most time (mean per rank, summed durations)",
         ("ms", "r"), ("%", "r"), ("n", "r"), ("p50", "r"), ("category", "l"), ("kernel", "l"),
     )  # fmt: skip
-    for name, short, role, category, n, total, p50 in top.iter_rows():
+    for row in result.tables["top_kernels"].head(_TOP_KERNELS).iter_rows(named=True):
+        role, category = row["role"], row["category"]
         label = category if role in ("compute", "copy") else f"{category} ({role})"
         table.add_row(
-            milliseconds(total / count_ranks), percent(total / every), count(n / count_ranks), duration(p50),
-            _cut(label, 22), Text(_cut(_symbol(short, name), 44)),
+            milliseconds(row["total_ns"]), percent(row["share"]), count(row["count"]), duration(row["p50_ns"]),
+            _cut(label, 22), Text(_cut(_symbol(row["short_name"], row["name"]), 44)),
         )  # fmt: skip
     return table
 

@@ -57,6 +57,17 @@ class RankMetrics(_Model):
     allreduce_p99_ns: float | None = Field(description="99th percentile of AllReduce duration.")
     kernel_count: int = Field(description="Kernels that start in the window.")
     kernel_total_ns: int = Field(description="Summed durations of those kernels.")
+    wait_collective_ns: int | None = Field(description="Waiting for a collective's last rank, summed over kernels.")
+    wait_upstream_ns: int | None = Field(description="Receives spinning for the stage before, summed over kernels.")
+    wait_downstream_ns: int | None = Field(description="Sends spinning for the stage behind, summed over kernels.")
+    transfer_ns: int | None = Field(description="Communication less waiting, over kernels whose partners were found.")
+    unresolved_ns: int | None = Field(description="Communication that is wait or transfer, nobody can say which.")
+    exposed_wait_ns: int | None = Field(description="Exposed communication in which every kernel was only waiting.")
+    exposed_transfer_ns: int | None = Field(description="Exposed communication in which data moved.")
+    exposed_unresolved_ns: int | None = Field(description="Exposed communication that nobody can split.")
+    overlap_wait_ns: int | None = Field(description="The part of overlap_ns in which communication only waited.")
+    overlap_transfer_ns: int | None = Field(description="The part of overlap_ns in which data moved beside compute.")
+    stage_idle_ns: int = Field(description="Nothing on the GPU because a boundary receive was late to be launched.")
     dropped_rows: int = Field(description="GPU rows of the report left out for impossible times.")
 
 
@@ -88,6 +99,48 @@ class WindowInfo(_Model):
     reason: str | None = Field(default=None, description="Why the one used is not the one asked for.")
 
 
+class ClockReport(_Model):
+    """One report's clock against its reference."""
+
+    report: str
+    reference: str
+    offset_ns: int = Field(description="This report's clock minus the reference's, at the middle of the run.")
+    drift_ppm: float
+    uncertainty_ns: int | None = Field(
+        description="Of a time difference to the reference; null when nothing ties them."
+    )
+    reason: str | None
+
+
+class ClockEdge(_Model):
+    """What two reports saw together."""
+
+    a: str
+    b: str
+    kind: str = Field(description="ends: instances that end together; causality: bounds only.")
+    count: int
+    offset_ns: int = Field(description="b's clock minus a's.")
+    drift_ppm: float
+    residual_p50_ns: int
+    residual_p95_ns: int
+    uncertainty_ns: int
+
+
+class ClockInfo(_Model):
+    """How the reports were put on one clock (docs/metrics.md section 5)."""
+
+    reports: list[ClockReport]
+    edges: list[ClockEdge]
+
+
+class MatchedInfo(_Model):
+    """Communication kernels of one role."""
+
+    role: str
+    matched: int
+    unmatched: int
+
+
 class ResultDocument(_Model):
     """result.json."""
 
@@ -99,6 +152,9 @@ class ResultDocument(_Model):
     problems: list[ProblemInfo]
     notes: list[str] = Field(description="What a reader of the numbers should know.")
     not_measured: dict[str, str] = Field(description="Metric to the reason it is null everywhere.")
+    clock: ClockInfo
+    matched: list[MatchedInfo] = Field(description="Communication kernels that found their partners, by role.")
+    sentences: list[str] = Field(description="The main findings in words.")
     summary: dict[str, Any] = Field(description="Medians over stable ranks.")
     ranks: list[RankMetrics]
     tables: dict[str, list[dict[str, Any]]] = Field(description="Every other table, by name, rows as objects.")

@@ -19,7 +19,12 @@ from nsysk3.result.model import SCHEMA_VERSION, ResultDocument
 
 RESULT_NAME = "result.json"
 # Tables small enough for result.json; the others are parquet only.
-IN_DOCUMENT = frozenset({"budget", "roles", "categories", "unclassified"})
+IN_DOCUMENT = frozenset(
+    {
+        "budget", "budget_summary", "roles", "categories", "unclassified", "top_kernels", "pipeline", "bandwidth",
+        "stragglers", "p2p_unmatched",
+    }
+)  # fmt: skip
 _AS_CSV = frozenset({"rank_metrics", "nsys_device_metrics"})
 
 

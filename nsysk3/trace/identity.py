@@ -24,6 +24,7 @@ from nsysk3.trace.report import Report, pid_of
 RANK_MARKER = r"^nsysk3\.rank "
 _TITLE = re.compile(r"sglang::scheduler(?:_\w+?\d+)*")
 _FILE_RANK = re.compile(r"rank[_-]?(\d+)", re.IGNORECASE)
+_MAP_KEYS = ("report", "host", "pid", "device", "world_rank", "pp", "tp", "ep")
 _GLOBAL_RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "PALS_RANKID", "SLURM_PROCID")
 
 
@@ -136,11 +137,14 @@ def _from_user_map(path: Path | None) -> Source:
     if not isinstance(entries, list) or not entries:
         raise InputError(f"{path}: no [[rank]] tables; each needs world_rank and some of report, host, pid, device")
     for number, entry in enumerate(entries, 1):
-        labels = [entry.get(key) for key in ("world_rank", "pp", "tp", "ep")]
-        if not isinstance(entry, dict) or not isinstance(entry.get("world_rank"), int):
+        if not isinstance(entry, dict) or not _is_rank(entry.get("world_rank")):
             raise InputError(f"{path}: [[rank]] number {number} has no whole-number world_rank")
-        if any(label is not None and not isinstance(label, int) for label in labels):
+        if not all(_is_rank(entry[key]) for key in ("pp", "tp", "ep") if key in entry):
             raise InputError(f"{path}: [[rank]] number {number}: pp, tp and ep must be whole numbers")
+        if unknown := [key for key in entry if key not in _MAP_KEYS]:
+            raise InputError(
+                f"{path}: [[rank]] number {number}: unknown key {unknown[0]!r}; one of {', '.join(_MAP_KEYS)}"
+            )
 
     def look(place: Rank) -> Known | None:
         for entry in entries:
@@ -154,6 +158,10 @@ def _from_user_map(path: Path | None) -> Source:
         return None
 
     return look
+
+
+def _is_rank(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def _from_manifest(manifest: Manifest | None) -> Source:

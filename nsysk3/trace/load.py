@@ -20,6 +20,9 @@ from nsysk3.trace.report import Report, open_report, pid_of
 
 Progress = Callable[[str], None]
 
+# Notes are read; result.json has them all.
+_DIAGNOSTICS_SHOWN = 5
+
 
 @dataclass(frozen=True)
 class Run:
@@ -224,6 +227,8 @@ def _notes(each: _Loaded) -> list[str]:
     if wal.is_file() and wal.stat().st_size:
         found.append(f"{report.name}: {wal.name} lies beside the file and was not merged: rows in it are not read")
     found += _missing_workers(each)
+    said = [" ".join(diagnostic.text.split()) for diagnostic in report.diagnostics if diagnostic.matters]
+    found += [f"{report.name}: Nsight said {text!r}" for text in said[:_DIAGNOSTICS_SHOWN]]
     if (each.gpu.frame["kind"] == "graph").any():
         found.append(
             f"{report.name}: CUDA graphs were traced as a whole, so their kernels are unknown; "

@@ -35,14 +35,15 @@ def read_nccl_calls(report: Report) -> pl.DataFrame:
     ids = report.strings_like(r"^nccl[A-Z]")
     source = report.source
     numbers = ("start", "end", "globalTid", "textId")
-    rows = source.read("NVTX_EVENTS", numbers, texts=(), only={"eventType": [PUSH_POP], "textId": ids})
+    blobs = ("binaryData",)
+    rows = source.read("NVTX_EVENTS", numbers, blobs=blobs, only={"eventType": [PUSH_POP], "textId": ids})
     strings = report.strings.select(pl.col("id").alias("textId"), pl.col("value").alias("op"))
     rows = rows.join(strings, on="textId", how="left").drop("textId")
     if not ids:  # NCCL registers its names; a trimmed or hand-made export may hold them as text
-        rows = source.read("NVTX_EVENTS", numbers[:3], texts=("text",), only={"eventType": [PUSH_POP]})
+        rows = source.read("NVTX_EVENTS", numbers[:3], texts=("text",), blobs=blobs, only={"eventType": [PUSH_POP]})
         rows = rows.rename({"text": "op"}).filter(pl.col("op").str.contains(r"^nccl[A-Z]"))
-    rows = rows.filter(pl.col("end") >= pl.col("start"))
-    calls = rows.join(_payloads(report), on=["start", "end", "globalTid"], how="left")
+    rows = rows.filter(pl.col("end") >= pl.col("start")).with_row_index("row")
+    calls = rows.join(_payloads(report, rows), on="row", how="left")
     shift = report.to_utc_ns
     return calls.select(
         pl.col("globalTid").alias("tid"),
@@ -56,11 +57,7 @@ def read_nccl_calls(report: Report) -> pl.DataFrame:
 def payloads_exported(report: Report) -> bool:
     """False when the report describes payloads that the export left out."""
     described = bool(report.source.columns("NVTX_PAYLOAD_SCHEMA_ENTRIES"))
-    return not described or not _blobs(report).is_empty()
-
-
-def _blobs(report: Report) -> pl.DataFrame:
-    return report.source.read_blobs("NVTX_EVENTS", "binaryData", ("start", "end", "globalTid"))
+    return not described or report.source.holds("NVTX_EVENTS", "binaryData")
 
 
 def _schemas(report: Report) -> dict[tuple[int, int], list[tuple[str, str, int]]]:
@@ -75,14 +72,11 @@ def _schemas(report: Report) -> dict[tuple[int, int], list[tuple[str, str, int]]
     return found
 
 
-def _payloads(report: Report) -> pl.DataFrame:
-    """Decoded payloads: ``start``, ``end``, ``globalTid`` (as stored) and PAYLOAD_COLUMNS."""
-    blobs = _blobs(report)
+def _payloads(report: Report, rows: pl.DataFrame) -> pl.DataFrame:
+    """Decoded payloads of ``rows``: ``row`` and PAYLOAD_COLUMNS."""
     schemas = _schemas(report)
-    key = ("start", "end", "globalTid")
-    schema = {**dict.fromkeys(key, pl.Int64), **dict.fromkeys(PAYLOAD_COLUMNS, pl.Int64)}
-    decoded = [pl.DataFrame(schema=schema)]
-    for (size,), group in blobs.group_by(pl.col("binaryData").bin.size()):
+    decoded = [pl.DataFrame(schema={"row": rows.schema["row"], **dict.fromkeys(PAYLOAD_COLUMNS, pl.Int64)})]
+    for (size,), group in rows.group_by(pl.col("binaryData").bin.size()):
         if not isinstance(size, int) or size <= _HEADER:
             continue
         raw = np.frombuffer(b"".join(group["binaryData"].to_list()), np.uint8).reshape(group.height, size)
@@ -91,8 +85,8 @@ def _payloads(report: Report) -> pl.DataFrame:
         for (known_domain, known_schema), fields in schemas.items():
             mine = (domain == known_domain) & (number == known_schema)
             if mine.any():
-                decoded.append(_decode(group.filter(pl.Series(mine)).select(key), raw[mine], fields))
-    return pl.concat(decoded, how="diagonal_relaxed").unique(key, keep="first")
+                decoded.append(_decode(group.filter(pl.Series(mine)).select("row"), raw[mine], fields))
+    return pl.concat(decoded, how="diagonal_relaxed")
 
 
 def _decode(rows: pl.DataFrame, raw: np.ndarray, fields: list[tuple[str, str, int]]) -> pl.DataFrame:

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import quote
 
-import adbc_driver_manager
-import adbc_driver_sqlite.dbapi as adbc
+# Not adbc_driver_sqlite.dbapi, which imports pandas: a third of the start-up time of a command.
+import adbc_driver_manager as adbc
+import adbc_driver_sqlite
 import polars as pl
-import pyarrow as pa
 import sqlalchemy as sa
 
 from nsysk3.errors import InputError
@@ -28,6 +28,8 @@ from nsysk3.errors import InputError
 # Rows per partition below which a second reader thread costs more than it saves.
 _PARTITION_ROWS = 200_000
 _READERS = 4
+# The driver's default of 1024 cuts a column of millions of rows into thousands of chunks.
+_BATCH = {adbc_driver_sqlite.StatementOptions.BATCH_ROWS.value: "65536"}
 _SQLITE_MAGIC = b"SQLite format 3\x00"
 
 Only = Mapping[str, Sequence[int]]
@@ -48,17 +50,24 @@ class Source(Protocol):
         """Columns of a table, ``()`` when the export has no such table."""
 
     def read(
-        self, table: str, integers: Sequence[str] = (), *, texts: Sequence[str] = (), only: Only | None = None
+        self,
+        table: str,
+        integers: Sequence[str] = (),
+        *,
+        texts: Sequence[str] = (),
+        blobs: Sequence[str] = (),
+        only: Only | None = None,
     ) -> pl.DataFrame:
         """Rows of a table, in file order.
 
         ``integers`` come back as Int64 (unsigned 64-bit values wrap, as SQLite stores them), ``texts`` as String with
-        invalid UTF-8 replaced.  A column or table that the export lacks comes back as nulls or no rows.  ``only`` keeps
-        rows whose column holds one of the given integers; a column that is absent filters nothing.
+        invalid UTF-8 replaced, ``blobs`` as Binary, null where empty.  A column or table that the export lacks comes
+        back as nulls or no rows.  ``only`` keeps rows whose column holds one of the given integers; a column that is
+        absent filters nothing.
         """
 
-    def read_blobs(self, table: str, blob: str, keys: Sequence[str]) -> pl.DataFrame:
-        """Rows whose binary column ``blob`` is not empty: the integer ``keys`` and the bytes."""
+    def holds(self, table: str, column: str) -> bool:
+        """Whether any row has a value in the column; False when there is no such column."""
 
 
 def open_source(path: Path) -> Source:
@@ -139,16 +148,22 @@ class SqliteSource:
         return () if found is None else tuple(found.c.keys())
 
     def read(
-        self, table: str, integers: Sequence[str] = (), *, texts: Sequence[str] = (), only: Only | None = None
+        self,
+        table: str,
+        integers: Sequence[str] = (),
+        *,
+        texts: Sequence[str] = (),
+        blobs: Sequence[str] = (),
+        only: Only | None = None,
     ) -> pl.DataFrame:
         """See Source."""
         found = self._table(table)
         if found is None:
-            return _empty(integers, texts)
+            return _empty(integers, texts, blobs)
         present = [name for name in integers if name in found.c]
         # Text travels as bytes: Arrow strings must be valid UTF-8 and NVTX text need not be.
         columns: list[sa.ColumnElement[Any]] = [found.c[name] for name in present]
-        columns += [_bytes(found.c[name]).label(name) for name in texts if name in found.c]
+        columns += [_bytes(found.c[name]).label(name) for name in (*texts, *blobs) if name in found.c]
         # A table asked for none of its columns still has as many rows.
         query = _select(columns or [sa.literal(1).label("_")])
         query = query.select_from(found)
@@ -156,17 +171,19 @@ class SqliteSource:
             if name in found.c:
                 query = query.where(found.c[name].in_([int(value) for value in values]))
         frame = self._fetch(found, query, present)
-        return _complete(frame, integers, texts)
+        return _complete(frame, integers, texts, blobs)
 
-    def read_blobs(self, table: str, blob: str, keys: Sequence[str]) -> pl.DataFrame:
+    def holds(self, table: str, column: str) -> bool:
         """See Source."""
         found = self._table(table)
-        if found is None or blob not in found.c:
-            return pl.DataFrame(schema={**dict.fromkeys(keys, pl.Int64), blob: pl.Binary})
-        query = sa.select(*[found.c[key] for key in keys if key in found.c], _bytes(found.c[blob]).label(blob))
-        frame = self._fetch(found, query.where(found.c[blob].is_not(None)), [key for key in keys if key in found.c])
-        missing = [pl.lit(None, pl.Int64).alias(key) for key in keys if key not in frame.columns]
-        return frame.with_columns(pl.col(blob).cast(pl.Binary), *missing).select(*keys, blob)
+        if found is None or column not in found.c:
+            return False
+        query = sa.select(sa.literal(1)).select_from(found).where(found.c[column].is_not(None)).limit(1)
+        try:
+            with self._engine.connect() as connection:
+                return connection.execute(query).first() is not None
+        except (sa.exc.SQLAlchemyError, sqlite3.Error) as error:
+            raise self._broken(error) from error
 
     def _fetch(self, table: sa.Table, query: sa.Select[Any], integers: Sequence[str]) -> pl.DataFrame:
         """Run a query column-wise, split over rowid ranges so that reader threads share the scan."""
@@ -174,19 +191,24 @@ class SqliteSource:
             parts = list(self._partitions(table))
             queries = [_compiled(query.where(part) if part is not None else query) for part in parts]
             if len(queries) == 1:
-                tables = [self._arrow(queries[0])]
+                frames = [self._columns(queries[0])]
             else:
                 with ThreadPoolExecutor(_READERS) as pool:
-                    tables = list(pool.map(self._arrow, queries))
-        except (adbc_driver_manager.Error, sa.exc.SQLAlchemyError, sqlite3.Error, pa.ArrowException) as error:
+                    frames = list(pool.map(self._columns, queries))
+        except (adbc.Error, pl.exceptions.PolarsError, sa.exc.SQLAlchemyError, sqlite3.Error) as error:
             raise self._broken(error) from error
-        frames = [_typed(pl.DataFrame(pl.from_arrow(part)), integers) for part in tables]
-        return pl.concat(frames)
+        return pl.concat([_typed(frame, integers) for frame in frames], rechunk=True)
 
-    def _arrow(self, query: str) -> pa.Table:
-        with adbc.connect(self._uri) as connection, connection.cursor() as cursor:
-            cursor.execute(query)
-            return cursor.fetch_arrow_table()
+    def _columns(self, query: str) -> pl.DataFrame:
+        with (
+            adbc_driver_sqlite.connect(self._uri) as database,
+            adbc.AdbcConnection(database) as connection,
+            adbc.AdbcStatement(connection) as statement,
+        ):
+            statement.set_options(**_BATCH)
+            statement.set_sql_query(query)
+            stream, _ = statement.execute_query()
+            return pl.DataFrame(stream)
 
     def _partitions(self, table: sa.Table) -> Iterator[sa.ColumnElement[bool] | None]:
         rowid = sa.literal_column("rowid", sa.Integer)
@@ -222,10 +244,12 @@ class DirectorySource:
         try:
             if file.suffix == ".parquet":
                 return pl.scan_parquet(file, glob=False)
+            import pyarrow as pa
+
             # Nsight writes the IPC stream format, which scan_ipc (the file format) refuses.
             with pa.memory_map(str(file)) as mapped:
                 return pl.DataFrame(pl.from_arrow(pa.ipc.open_stream(mapped).read_all())).lazy()
-        except (pl.exceptions.PolarsError, pa.ArrowException, OSError) as error:
+        except (pl.exceptions.PolarsError, ValueError, OSError) as error:  # ArrowInvalid is a ValueError
             raise self._broken(file, error) from error
 
     @staticmethod
@@ -244,32 +268,34 @@ class DirectorySource:
             raise self._broken(self._files[versioned(self._files, table) or table], error) from error
 
     def read(
-        self, table: str, integers: Sequence[str] = (), *, texts: Sequence[str] = (), only: Only | None = None
+        self,
+        table: str,
+        integers: Sequence[str] = (),
+        *,
+        texts: Sequence[str] = (),
+        blobs: Sequence[str] = (),
+        only: Only | None = None,
     ) -> pl.DataFrame:
         """See Source."""
         names = self.columns(table)
         scan = self._scan(table)
         if scan is None or not names:
-            return _empty(integers, texts)
+            return _empty(integers, texts, blobs)
         for name, values in (only or {}).items():
             if name in names:
                 scan = scan.filter(_wrapped(pl.col(name)).is_in(list(values)))
         present = [name for name in integers if name in names]
         columns = [_wrapped(pl.col(name)) for name in present]
-        columns += [pl.col(name).cast(pl.Binary) for name in texts if name in names]
-        frame = self._collect(table, scan.select(columns or [pl.lit(1).alias("_")]))
-        return _complete(frame, integers, texts)
+        columns += [pl.col(name).cast(pl.Binary) for name in (*texts, *blobs) if name in names]
+        frame = self._collect(table, scan.select(columns or [pl.first().alias("_")]))
+        return _complete(frame, integers, texts, blobs)
 
-    def read_blobs(self, table: str, blob: str, keys: Sequence[str]) -> pl.DataFrame:
+    def holds(self, table: str, column: str) -> bool:
         """See Source."""
-        names = self.columns(table)
         scan = self._scan(table)
-        if scan is None or blob not in names:
-            return pl.DataFrame(schema={**dict.fromkeys(keys, pl.Int64), blob: pl.Binary})
-        columns = [_wrapped(pl.col(key)) if key in names else pl.lit(None, pl.Int64).alias(key) for key in keys]
-        return self._collect(
-            table, scan.filter(pl.col(blob).is_not_null()).select(*columns, pl.col(blob).cast(pl.Binary))
-        )
+        if scan is None or column not in self.columns(table):
+            return False
+        return self._collect(table, scan.select(pl.col(column).is_not_null().any())).item()
 
     def _collect(self, table: str, scan: pl.LazyFrame) -> pl.DataFrame:
         try:
@@ -314,22 +340,30 @@ def _wrapped(column: pl.Expr) -> pl.Expr:
     return pl.when(as_bits >= 2**63).then(as_bits - 2**64).otherwise(as_bits).cast(pl.Int64, strict=False).name.keep()
 
 
-def _complete(frame: pl.DataFrame, integers: Sequence[str], texts: Sequence[str]) -> pl.DataFrame:
-    """All columns asked for, in order: bytes decoded, absent ones null."""
-    columns = [pl.col(name) if name in frame.columns else pl.lit(None, pl.Int64).alias(name) for name in integers] + [
-        _decoded(frame, name) if name in frame.columns else pl.lit(None, pl.String).alias(name) for name in texts
-    ]
-    return frame.select(columns)
+def _complete(
+    frame: pl.DataFrame, integers: Sequence[str], texts: Sequence[str], blobs: Sequence[str]
+) -> pl.DataFrame:
+    """All columns asked for, in order: text decoded, absent ones null."""
+    found = frame.columns
+    columns = [pl.col(name) if name in found else pl.lit(None, pl.Int64).alias(name) for name in integers]
+    decoded = [_decoded(frame[name]) if name in found else pl.lit(None, pl.String).alias(name) for name in texts]
+    for name in blobs:
+        blob = pl.when(pl.col(name) != b"").then(name) if name in found else pl.lit(None, pl.Binary)
+        columns.append(blob.alias(name))
+    # Not select alone: a frame of nothing but literals would have one row, whatever the table has.
+    return frame.with_columns(*columns, *decoded).select(*integers, *texts, *blobs)
 
 
-def _decoded(frame: pl.DataFrame, name: str) -> pl.Expr:
-    valid = pl.col(name).cast(pl.String, strict=False)
-    broken = frame.select(pl.col(name).filter(valid.is_null() & pl.col(name).is_not_null()).unique())[name].to_list()
-    if broken:
-        mended = {raw: raw.decode("utf-8", "replace") for raw in broken}
-        valid = pl.coalesce(valid, pl.col(name).replace_strict(mended, default=None, return_dtype=pl.String))
-    return pl.when(valid == "").then(None).otherwise(valid).alias(name)
+def _decoded(raw: pl.Series) -> pl.Series:
+    """Text out of bytes, null where empty."""
+    try:
+        text = raw.cast(pl.String)
+    except pl.exceptions.PolarsError:  # not all of it is UTF-8, and polars has no lenient decoding
+        mended = (None if each is None else each.decode("utf-8", "replace") for each in raw)
+        text = pl.Series(raw.name, list(mended), pl.String)
+    return text.set(text == "", None)
 
 
-def _empty(integers: Sequence[str], texts: Sequence[str]) -> pl.DataFrame:
-    return pl.DataFrame(schema={**dict.fromkeys(integers, pl.Int64), **dict.fromkeys(texts, pl.String)})
+def _empty(integers: Sequence[str], texts: Sequence[str], blobs: Sequence[str]) -> pl.DataFrame:
+    kinds = {pl.Int64: integers, pl.String: texts, pl.Binary: blobs}
+    return pl.DataFrame(schema={name: kind for kind, names in kinds.items() for name in names})

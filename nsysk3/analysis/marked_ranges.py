@@ -1,0 +1,100 @@
+"""The few NVTX ranges of a report that say where in the model the host was, made to nest."""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from nsysk3.analysis.layer_names import NAME_SCHEMA, parse_names
+from nsysk3.analysis.nesting import parents
+from nsysk3.trace.nvtx import PUSH_POP, START_END
+
+MARKED_SCHEMA = {
+    "report": pl.Int64,
+    "tid": pl.Int64,
+    "start": pl.Int64,
+    "end": pl.Int64,
+    "truncated": pl.Boolean,
+    **NAME_SCHEMA,
+    "stack": pl.Categorical,
+    "module": pl.Categorical,
+}
+_ORDER = {"by": ["report", "tid", "start", "end"], "descending": [False, False, False, True], "maintain_order": True}
+
+
+def mark_ranges(ranges: pl.DataFrame, report: int = 0, layer_regex: str | None = None) -> tuple[pl.DataFrame, int]:
+    """Keep the ranges of one report (see read_nvtx) that parse_names understands, with what their names say.
+
+    Returns (frame of MARKED_SCHEMA sorted by (report, tid, start, end descending), number of start/end ranges left
+    out).  The ranges of a thread nest: start/end ranges, which need not, are used only where they begin and end on one
+    thread and the thread's ranges nest with all of them.  Most ranges of a large trace go here, before anything is
+    sorted or nested.
+    """
+    parsed = parse_names(ranges["name"].unique(), layer_regex).with_columns(
+        pl.col("stack").cast(pl.Categorical), pl.col("module").cast(pl.Categorical)
+    )
+    kept = ranges.join(parsed, on="name", how="inner").with_columns(pl.lit(report, pl.Int64).alias("report"))
+    loose = kept["event_type"] == START_END
+    one_thread = loose & (kept["tid"] == kept["end_tid"]).fill_null(False)
+    nested = kept.filter((kept["event_type"] == PUSH_POP) | one_thread).sort(**_ORDER)
+    parts = [_without_crossing(part) for part in nested.partition_by("tid")] if one_thread.any() else [nested]
+    marked = pl.concat(parts) if parts else nested
+    dropped = int(loose.sum()) - int((marked["event_type"] == START_END).sum())
+    return _close_truncated(marked.select(list(MARKED_SCHEMA))), dropped
+
+
+def main_stack(marked: pl.DataFrame) -> pl.DataFrame:
+    """Ranges with only one stack of layers left: the one entered most often.
+
+    The layers of another stack (a vision tower, a draft model) become ranges of the model outside any layer, since their
+    numbers would be mixed up with the main stack's.  Of stacks entered equally often, the first by name is the main one.
+    """
+    counts = marked.filter(pl.col("stack").is_not_null()).group_by("stack").len()
+    if counts.height < 2:
+        return marked
+    main = counts.sort(pl.col("len"), pl.col("stack").cast(pl.String), descending=[True, False])["stack"][0]
+    other = (pl.col("stack") != main).fill_null(False)
+    return marked.with_columns(
+        pl.when(other).then(pl.lit("model", NAME_SCHEMA["kind"])).otherwise("kind").alias("kind"),
+        pl.when(~other).then("layer").alias("layer"),
+    )
+
+
+def _without_crossing(part: pl.DataFrame) -> pl.DataFrame:
+    """One thread's ranges, without its start/end ranges where the whole does not nest."""
+    start, end = part["start"].to_numpy(), part["end"].to_numpy()
+    above = parents(start, end)
+    inside = above >= 0
+    if (end[inside] <= end[above[inside]]).all():
+        return part
+    return part.filter(pl.col("event_type") == PUSH_POP)
+
+
+def _close_truncated(marked: pl.DataFrame) -> pl.DataFrame:
+    """End ranges whose pop was never seen where the thread plainly left them.
+
+    A worker that dies loses its last pops, and Nsight then ends those ranges with the capture.  A layer is left when the
+    thread enters the next one or a module outside layers, anything else when it enters a range of the same kind and
+    module again.
+    """
+    if not marked["truncated"].any():
+        return marked
+    inside_layer = (pl.col("kind") == "layer") & pl.col("module").is_not_null()
+    same = ["report", "tid", "kind", "module"]
+    next_entry = pl.when(~inside_layer).then("start").shift(-1).backward_fill().over("report", "tid")
+    next_same = pl.col("start").shift(-1).over(same)
+    left = pl.when(pl.col("kind") == "layer").then(next_entry).otherwise(next_same)
+    end = pl.when(pl.col("truncated")).then(pl.min_horizontal("end", left)).otherwise("end")
+    return marked.with_columns(end.alias("end")).sort(**_ORDER)
+
+
+def by_thread(frame: pl.DataFrame) -> dict[tuple[int, int], pl.DataFrame]:
+    """Rows of each (report, tid)."""
+    parts = frame.partition_by("report", "tid", as_dict=True, maintain_order=True)
+    return {(report, tid): part for (report, tid), part in parts.items()}
+
+
+def at_or_before(starts: NDArray[np.int64], points: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Index of the last start not after each point, -1 for none; ``starts`` must be sorted."""
+    return np.searchsorted(starts, points, side="right").astype(np.int64) - 1

@@ -1,0 +1,329 @@
+"""Pair the sends and receives of pipeline boundaries over ranks, and split them into waiting and transfer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from nsysk3.analysis.clocks import Clocks, Observations
+from nsysk3.analysis.collectives import observe_ends
+from nsysk3.analysis.sequences import estimate_shift, nearest
+
+Ints = NDArray[np.int64]
+
+# A message this small is a result (sampled tokens), one this large an activation; NCCL buffers the small ones, so their
+# ends need not coincide.
+RESULT_BYTES = 64 * 1024
+ACTIVATION_BYTES = 1024 * 1024
+# Without bytes: a hand-over that takes both sides this long moves real data.
+_LONG_NS = 50_000
+_SCATTER_NS = 200_000
+_MAX_SKIP = 64
+# Pairs of one channel that may break causality before the order alone is no longer believed.
+_TOLERATED = 0.02
+
+
+def sides(comm: pl.DataFrame, ranks: pl.DataFrame) -> pl.DataFrame:
+    """Send and receive halves of P2P kernels, each with the channel it belongs to.
+
+    Columns: ``event``, ``rank``, ``report``, ``start``, ``end``, ``dur``, ``send`` (bool), ``src``, ``dst`` (ranks),
+    ``bytes``, ``channel_source``.  The peer is the payload's peer rank in its communicator; where there is no payload
+    it is inferred by whose kernels end together.  A half whose peer stays unknown has a null ``src`` or ``dst``.
+    """
+    halves = _halves(comm.filter(pl.col("role") == "p2p"))
+    if halves.is_empty():
+        return halves.with_columns(
+            pl.lit(None, pl.Int32).alias("src"), pl.lit(None, pl.Int32).alias("dst"),
+            pl.lit(None, pl.String).alias("channel_source"),
+        )  # fmt: skip
+    peers = pl.concat([_payload_peers(halves, ranks), _inferred_peers(halves)])
+    # A channel named by a payload wins over one that was inferred.
+    peers = peers.unique(["rank", "comm", "stream", "send", "peer"], keep="first", maintain_order=True)
+    joined = halves.join(peers, on=["rank", "comm", "stream", "send", "peer"], how="left", nulls_equal=True)
+    joined = joined.with_columns(
+        pl.when(pl.col("send").is_null()).then(pl.lit("order")).otherwise("channel_source").alias("channel_source"),
+        pl.coalesce("send", pl.col("rank") < pl.col("other"), pl.lit(False)).alias("send"),
+    )
+    src = pl.when("send").then("rank").otherwise("other")
+    dst = pl.when("send").then("other").otherwise("rank")
+    return joined.with_columns(src.alias("src"), dst.alias("dst"))
+
+
+def _halves(kernels: pl.DataFrame) -> pl.DataFrame:
+    common = ["event", "rank", "report", "stream", "start", "end", "dur", "comm", "peer"]
+    sends = kernels.filter(pl.col("n_sends") > 0).select(
+        *common, pl.lit(True).alias("send"), pl.col("send_bytes").alias("bytes")
+    )
+    recvs = kernels.filter(pl.col("n_recvs") > 0).select(
+        *common, pl.lit(False).alias("send"), pl.col("recv_bytes").alias("bytes")
+    )
+    unknown = kernels.filter(pl.col("n_sends").is_null()).select(
+        *common, pl.lit(None, pl.Boolean).alias("send"), pl.lit(None, pl.Int64).alias("bytes")
+    )
+    return pl.concat([sends, recvs, unknown]).sort("rank", "end", "event")
+
+
+def _payload_peers(halves: pl.DataFrame, ranks: pl.DataFrame) -> pl.DataFrame:
+    """Peer rank numbers of communicators as ranks of the run.
+
+    Members are in stage order where stages are known, else in rank order: NCCL numbers them as the group was listed.
+    """
+    world = ranks.select("rank", pl.coalesce("pp_rank", "world_rank").alias("place"), "world_rank")
+    members = halves.filter(pl.col("comm").is_not_null()).select("comm", "rank").unique().join(world, on="rank")
+    members = members.sort("comm", "place", "world_rank").with_columns(
+        pl.int_range(pl.len()).over("comm").cast(pl.Int64).alias("peer")
+    )
+    wanted = halves.filter(pl.col("comm").is_not_null() & pl.col("peer").is_not_null())
+    found = (
+        wanted.select("rank", "comm", "stream", "send", "peer")
+        .unique()
+        .join(members.select("comm", "peer", pl.col("rank").alias("other")), on=["comm", "peer"])
+        # With a member missing from the run the numbering slips, and a rank would be its own peer.
+        .filter(pl.col("other") != pl.col("rank"))
+    )
+    return found.with_columns(pl.lit("payload").alias("channel_source"))
+
+
+def _inferred_peers(halves: pl.DataFrame) -> pl.DataFrame:
+    """For each (rank, stream, direction) without a payload peer, the opposite one whose kernels end with its own."""
+    unnamed = halves.filter(pl.col("comm").is_null() | pl.col("peer").is_null())
+    keys: list[tuple[int, int | None, int, bool | None, int | None, int]] = []
+    ends: list[Ints] = []
+    groups = unnamed.group_by("rank", "comm", "stream", "send", "peer", "report", maintain_order=True)
+    for key, rows in groups:
+        keys.append(key)
+        ends.append(rows["end"].to_numpy())
+    scored: list[tuple[float, int, int]] = []
+    for i, one in enumerate(keys):
+        for j, other in enumerate(keys):
+            opposite = (one[3] is True and other[3] is False) or (one[3] is None and other[3] is None and i < j)
+            if opposite and one[0] != other[0]:
+                score = _ends_together(ends[i], ends[j], one[5] == other[5])
+                if score > 0:
+                    scored.append((score, i, j))
+    taken: set[int] = set()
+    links = []
+    for _, i, j in sorted(scored, key=lambda item: (-item[0], item[1], item[2])):
+        if i not in taken and j not in taken:
+            taken |= {i, j}
+            links += [(*keys[i][:5], keys[j][0]), (*keys[j][:5], keys[i][0])]
+    schema = {
+        "rank": pl.Int32, "comm": pl.Int64, "stream": pl.Int64, "send": pl.Boolean, "peer": pl.Int64, "other": pl.Int32,
+    }  # fmt: skip
+    frame = pl.DataFrame(links, schema=schema, orient="row")
+    return frame.with_columns(pl.lit("inferred").alias("channel_source"))
+
+
+def _ends_together(a: Ints, b: Ints, one_clock: bool) -> float:
+    """Share of the shorter sequence whose ends coincide with the other's; 0 when that is less than half."""
+    delta = 0
+    if not one_clock:
+        shift = estimate_shift(a, b)
+        if shift is None:
+            return 0.0
+        delta = shift.delta_ns
+    met = float((nearest(a + delta, b, _SCATTER_NS) >= 0).sum()) / min(len(a), len(b))
+    return met if met >= 0.5 else 0.0
+
+
+def observe_p2p(halves: pl.DataFrame) -> dict[tuple[int, int], list[Observations]]:
+    """Clock differences between reports from their boundaries: ends of large messages, causality of all."""
+    found: dict[tuple[int, int], list[Observations]] = {}
+    known = halves.filter(pl.col("src").is_not_null() & pl.col("dst").is_not_null())
+    for _, part in known.group_by("src", "dst", "bytes", maintain_order=True):
+        sends, recvs = part.filter("send").sort("start"), part.filter(~pl.col("send")).sort("start")
+        if sends.is_empty() or recvs.is_empty() or sends["report"][0] == recvs["report"][0]:
+            continue
+        a, b = int(sends["report"][0]), int(recvs["report"][0])
+        known_size = part["bytes"][0]
+        shortest = part["dur"].median()
+        large = (
+            known_size >= ACTIVATION_BYTES
+            if known_size is not None
+            else isinstance(shortest, float) and shortest > _LONG_NS
+        )
+        if not large:
+            continue
+        seen = observe_ends(sends["end"].to_numpy(), recvs["end"].to_numpy())
+        if seen is None:
+            continue
+        if a > b:
+            seen = Observations(seen.time_ns + seen.delta_ns, -seen.delta_ns)
+        found.setdefault((min(a, b), max(a, b)), []).append(seen)
+    return found
+
+
+def match_p2p(halves: pl.DataFrame, clocks: Clocks) -> pl.DataFrame:
+    """One row a pair: the columns of p2p.parquet, with ``send_event`` and ``recv_event``.
+
+    Messages of one channel arrive in order.  The offset between the two orders (captures start at different messages)
+    is the one at which ends coincide without a receive ending before its send began; where kernels were lost the ends
+    that coincide split the channel, and between them only equal counts are paired.
+    """
+    report = halves["report"].to_numpy()
+    table = halves.with_columns(
+        pl.Series("s", clocks.corrected(halves["start"].to_numpy(), report)),
+        pl.Series("e", clocks.corrected(halves["end"].to_numpy(), report)),
+    )
+    known = table.filter(pl.col("src").is_not_null() & pl.col("dst").is_not_null())
+    pairs = [_pair_schema()]
+    for _, part in known.group_by("src", "dst", "bytes", maintain_order=True):
+        sends, recvs = part.filter("send").sort("s"), part.filter(~pl.col("send")).sort("s")
+        if sends.is_empty() or recvs.is_empty():
+            continue
+        doubt = float(clocks.between[sends["report"][0], recvs["report"][0]])
+        if not np.isfinite(doubt):
+            continue
+        mine, theirs = _in_order(sends, recvs, int(doubt))
+        if len(mine):
+            pairs.append(_paired(sends[mine], recvs[theirs], int(doubt)))
+    table = pl.concat(pairs)
+    return _kinds(table).sort("src_rank", "dst_rank", "send_start_utc_ns", "recv_start_utc_ns")
+
+
+def _in_order(sends: pl.DataFrame, recvs: pl.DataFrame, doubt: int) -> tuple[Ints, Ints]:
+    """Indices of the sends and receives that belong together."""
+    start, sent, got = sends["s"].to_numpy(), sends["e"].to_numpy(), recvs["e"].to_numpy()
+    low, high = -min(len(got) - 1, _MAX_SKIP), min(len(sent) - 1, _MAX_SKIP)
+    best: tuple[float, float, int] | None = None
+    for skip in range(low, high + 1):
+        first, count = max(skip, 0), min(len(sent) - max(skip, 0), len(got) - max(-skip, 0))
+        s = slice(first, first + count)
+        r = slice(max(-skip, 0), max(-skip, 0) + count)
+        broken = float((got[r] + doubt + 1_000 < start[s]).mean())
+        apart = float(np.median(np.abs(got[r] - sent[s])))
+        missing = (len(sent) - count) + (len(got) - count)
+        # An offset must not be bought by leaving most messages out.
+        cost = (round(broken, 2), apart * (1 + 4 * missing / (count + missing)), skip)
+        if best is None or cost[:2] < best[:2]:
+            best = cost
+    assert best is not None
+    skip = best[2]
+    count = min(len(sent) - max(skip, 0), len(got) - max(-skip, 0))
+    mine = np.arange(count) + max(skip, 0)
+    theirs = np.arange(count) + max(-skip, 0)
+    causal = got[theirs] + doubt + 1_000 >= start[mine]
+    apart_each = np.abs(got[theirs] - sent[mine])
+    spacing = float(np.median(np.diff(sent))) if len(sent) > 1 else np.inf
+    far = apart_each > np.median(apart_each) + max(spacing / 2, _SCATTER_NS)
+    # Small messages are buffered, so distance proves nothing against them; nor does it where the kernels of both
+    # directions share one sequence and none is missing.
+    size = sends["bytes"][0]
+    complete = len(sent) == len(got)
+    telling = not complete if size is None else size >= ACTIVATION_BYTES
+    if size is None and complete:
+        return mine, theirs
+    odd = ~causal | (far & telling)
+    if odd.mean() <= _TOLERATED:
+        return mine[causal], theirs[causal]
+    return _around_anchors(start, sent, got, doubt)
+
+
+def _around_anchors(start: Ints, sent: Ints, got: Ints, doubt: int) -> tuple[Ints, Ints]:
+    at = nearest(sent, got, _SCATTER_NS + doubt)
+    anchors = np.flatnonzero(at >= 0)
+    mine, theirs = [anchors], [at[anchors]]
+    edges = np.concatenate(([-1], anchors, [len(sent)]))
+    other = np.concatenate(([-1], at[anchors], [len(got)]))
+    equal = (np.diff(edges) == np.diff(other)) & (np.diff(edges) > 1)
+    for gap in np.flatnonzero(equal):
+        mine.append(np.arange(edges[gap] + 1, edges[gap + 1]))
+        theirs.append(np.arange(other[gap] + 1, other[gap + 1]))
+    m, t = np.concatenate(mine), np.concatenate(theirs)
+    causal = got[t] + doubt + 1_000 >= start[m]
+    order = np.argsort(m[causal], kind="stable")
+    return m[causal][order], t[causal][order]
+
+
+def _paired(sends: pl.DataFrame, recvs: pl.DataFrame, doubt: int) -> pl.DataFrame:
+    left = sends.select(
+        pl.col("event").cast(pl.Int64).alias("send_event"), pl.col("src").alias("src_rank"),
+        pl.col("dst").alias("dst_rank"), "bytes", pl.col("s").alias("send_start_utc_ns"),
+        pl.col("e").alias("send_end_utc_ns"), pl.col("dur").alias("send_dur"), "channel_source",
+    )  # fmt: skip
+    right = recvs.select(
+        pl.col("event").cast(pl.Int64).alias("recv_event"), pl.col("s").alias("recv_start_utc_ns"),
+        pl.col("e").alias("recv_end_utc_ns"), pl.col("dur").alias("recv_dur"),
+    )  # fmt: skip
+    both = pl.concat([left, right], how="horizontal")
+    ahead = pl.col("recv_start_utc_ns") - pl.col("send_start_utc_ns")
+    return both.with_columns(
+        ahead.clip(0, pl.col("send_dur")).alias("send_wait_ns"),
+        (-ahead).clip(0, pl.col("recv_dur")).alias("recv_wait_ns"),
+        pl.lit(doubt, pl.Int64).alias("uncertainty_ns"),
+    ).select(
+        "send_event", "recv_event", "src_rank", "dst_rank", "bytes",
+        pl.int_range(pl.len(), dtype=pl.Int64).alias("seq"),
+        "send_start_utc_ns", "send_end_utc_ns", "recv_start_utc_ns", "recv_end_utc_ns",
+        "send_wait_ns", (pl.col("send_dur") - pl.col("send_wait_ns")).alias("send_transfer_ns"),
+        "recv_wait_ns", (pl.col("recv_dur") - pl.col("recv_wait_ns")).alias("recv_transfer_ns"),
+        "uncertainty_ns",
+        pl.when(pl.col("channel_source") == "payload").then(pl.lit("high"))
+        .when(pl.col("channel_source") == "order").then(pl.lit("low")).otherwise(pl.lit("medium")).alias("confidence"),
+    )  # fmt: skip
+
+
+def _pair_schema() -> pl.DataFrame:
+    times = ("send_start_utc_ns", "send_end_utc_ns", "recv_start_utc_ns", "recv_end_utc_ns")
+    splits = ("send_wait_ns", "send_transfer_ns", "recv_wait_ns", "recv_transfer_ns", "uncertainty_ns")
+    return pl.DataFrame(
+        schema={
+            "send_event": pl.Int64, "recv_event": pl.Int64, "src_rank": pl.Int32, "dst_rank": pl.Int32,
+            "bytes": pl.Int64, "seq": pl.Int64, **dict.fromkeys((*times, *splits), pl.Int64), "confidence": pl.String,
+        }
+    )  # fmt: skip
+
+
+def _kinds(pairs: pl.DataFrame) -> pl.DataFrame:
+    """``kind``: activation (hidden states and the residual bank), result (sampled tokens) or other."""
+    both = pl.min_horizontal("send_transfer_ns", "recv_transfer_ns")
+    kind = (
+        pl.when(pl.col("bytes") >= ACTIVATION_BYTES).then(pl.lit("activation"))
+        .when(pl.col("bytes") <= RESULT_BYTES).then(pl.lit("result"))
+        .when(pl.col("bytes").is_not_null()).then(pl.lit("other"))
+        .when(both >= _LONG_NS).then(pl.lit("activation"))
+        .otherwise(pl.lit("result"))
+    )  # fmt: skip
+    return pairs.with_columns(kind.alias("kind"))
+
+
+def waits_of(pairs: pl.DataFrame) -> pl.DataFrame:
+    """Per P2P kernel: ``event``, ``wait_ns``, ``wait_state``.
+
+    A send that spins for its receiver waits downstream (back-pressure), a receive that spins for its sender upstream; a
+    wait below the clock uncertainty is ``unresolved``.  A kernel that does both waits as long as the longer.
+    """
+    parts = [_half_wait(pairs, "send", "wait_downstream"), _half_wait(pairs, "recv", "wait_upstream")]
+    longest = pl.concat(parts).sort("wait_ns", descending=True)
+    return longest.unique("event", keep="first", maintain_order=True).sort("event")
+
+
+def _half_wait(pairs: pl.DataFrame, half: str, state: str) -> pl.DataFrame:
+    wait = pl.col(f"{half}_wait_ns")
+    below = (wait > 0) & (wait < pl.col("uncertainty_ns"))
+    return pairs.select(
+        pl.col(f"{half}_event").alias("event"),
+        wait.alias("wait_ns"),
+        pl.when(below).then(pl.lit("unresolved")).otherwise(pl.lit(state)).alias("wait_state"),
+    )
+
+
+def unmatched(halves: pl.DataFrame, pairs: pl.DataFrame) -> pl.DataFrame:
+    """Halves that found no partner: ``rank``, ``send``, ``count``, ``total_ns``, ``reason``."""
+    used: Iterable[pl.Series] = (pairs["send_event"], pairs["recv_event"])
+    paired = pl.concat([pl.DataFrame({"event": s}) for s in used]).unique()
+    left = halves.with_columns(pl.col("event").cast(pl.Int64)).join(paired, on="event", how="anti")
+    reason = (
+        pl.when(pl.col("src").is_null() | pl.col("dst").is_null())
+        .then(pl.lit("no rank of this run ends its kernels with these: the peer was not captured"))
+        .otherwise(pl.lit("its partner lies outside the capture, or was lost"))
+    )
+    return (
+        left.with_columns(reason.alias("reason"))
+        .group_by("rank", "send", "reason", maintain_order=True)
+        .agg(pl.len().cast(pl.Int64).alias("count"), pl.col("dur").sum().alias("total_ns"))
+        .sort("rank", "send", "reason")
+    )

@@ -1,0 +1,206 @@
+"""The pipeline as a whole: stages, phases, Stage wait and bubble (METRICS section 7)."""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from nsysk3.analysis.budget import Budget
+from nsysk3.analysis.intervals import EMPTY, Intervals, clip, segments, union
+from nsysk3.classify import COMM_ROLES
+
+Ints = NDArray[np.int64]
+
+# A stage is busy when it computes or works with its own tensor-parallel group; its boundary is not its work.
+BUSY_ROLES = ("compute", "fused", *(role for role in COMM_ROLES if role != "p2p"))
+PHASES = ("fill", "steady", "drain")
+
+
+def infer_stages(ranks: pl.DataFrame, pairs: pl.DataFrame) -> pl.DataFrame:
+    """``rank``, ``stage``, ``stage_source``.
+
+    The stage a source named, else how many activation hand-overs lie before the rank (activations flow one way only),
+    else null.  One source serves the whole run: mixing would number some stages twice.
+    """
+    named = ranks.select("rank", pl.col("pp_rank").alias("stage"))
+    if named["stage"].null_count() == 0:
+        return named.with_columns(pl.lit("rank source").alias("stage_source"))
+    links = pairs.filter(pl.col("kind") == "activation").select("src_rank", "dst_rank").unique()
+    depth = dict.fromkeys(ranks["rank"].to_list(), 0)
+    hops = links.rows()
+    for _ in range(len(depth)):
+        deeper = {dst: depth[src] + 1 for src, dst in hops if depth[src] + 1 > depth[dst]}
+        if not deeper:
+            break
+        depth |= deeper
+    else:
+        hops = []  # a ring: whatever flows, it is not a pipeline
+    linked = {rank for hop in hops for rank in hop}
+    stages = [depth[rank] if rank in linked else None for rank in ranks["rank"].to_list()]
+    source = [None if stage is None else "direction of activations" for stage in stages]
+    return pl.DataFrame(
+        {"rank": ranks["rank"], "stage": stages, "stage_source": source},
+        schema={"rank": pl.Int32, "stage": pl.Int64, "stage_source": pl.String},
+    )
+
+
+def stage_gaps(events: pl.DataFrame, receives: pl.DataFrame) -> dict[int, Intervals]:
+    """Per rank, the gaps in which nothing ran because a boundary receive was not even launched, or had just ended.
+
+    ``receives``: ``event`` (row of ``events``) and ``kind`` of matched receives.  A gap counts when the work that ends
+    it is a receive, or when the work before it was the receive of an activation (the first layer starts late).
+    """
+    marked = events.with_row_index("event").with_columns(pl.col("event").cast(pl.Int64))
+    marked = marked.join(receives.unique("event"), on="event", how="left", maintain_order="left")
+    gaps = {}
+    for (rank,), rows in marked.sort("start").group_by("rank", maintain_order=True):
+        kind = rows["kind_right" if "kind_right" in rows.columns else "kind"].cast(pl.String)
+        gaps[int(str(rank))] = _gaps(
+            rows["start"].to_numpy(), rows["end"].to_numpy(), kind.is_not_null().to_numpy(),
+            (kind == "activation").fill_null(False).to_numpy(),
+        )  # fmt: skip
+    return gaps
+
+
+def _gaps(start: Ints, end: Ints, receive: NDArray[np.bool_], activation: NDArray[np.bool_]) -> Intervals:
+    if len(start) < 2:
+        return EMPTY
+    reach = np.maximum.accumulate(end)
+    # Whose end is the last so far: the work that ran until the gap began.
+    owner = np.maximum.accumulate(np.where(end == reach, np.arange(len(end)), 0))
+    idle = start[1:] > reach[:-1]
+    chosen = idle & (receive[1:] | activation[owner[:-1]])
+    return Intervals(reach[:-1][chosen], start[1:][chosen])
+
+
+def phase_bounds(stages: pl.DataFrame, pairs: pl.DataFrame, windows: pl.DataFrame) -> tuple[int, int] | None:
+    """When filling ends and draining begins (common clock, ns), None without activations.
+
+    The pipeline is full once every receiving stage has its first activation, and drains from when the first of the
+    sending stages has handed over its last.
+    """
+    activations = pairs.filter(pl.col("kind") == "activation")
+    if activations.is_empty() or windows.is_empty():
+        return None
+    full = activations.group_by("dst_rank").agg(pl.col("recv_end_utc_ns").min())["recv_end_utc_ns"].max()
+    empty = activations.group_by("src_rank").agg(pl.col("send_end_utc_ns").max())["send_end_utc_ns"].min()
+    assert isinstance(full, int)
+    assert isinstance(empty, int)
+    return (full, max(full, empty))
+
+
+def pipeline_table(
+    events: pl.DataFrame,
+    stages: pl.DataFrame,
+    windows: pl.DataFrame,
+    budgets: dict[int, Budget],
+    pairs: pl.DataFrame,
+    forwards: pl.DataFrame | None,
+) -> pl.DataFrame:
+    """One row a rank that has a stage.
+
+    ``busy_ns`` = compute, fused and tensor-parallel communication; ``stage_wait_ns`` = the exposed waits for the stages
+    before and behind plus ``stage_idle_ns``, by phase ``fill``/``steady``/``drain``; ``bubble_ns`` = exposed Stage wait
+    plus all idle time; ``micro_batches``; ``ideal_bubble_share`` = (S-1)/(M+S-1); ``imbalance`` = busiest stage over
+    mean; forward times null where no forwards were found.  Only the exposed part of a wait counts: a receive that spins
+    beside compute holds nothing up.
+    """
+    known = stages.filter(pl.col("stage").is_not_null())
+    bounds = phase_bounds(stages, pairs, windows)
+    busy = {rank: _busy(events, rank, *window) for rank, window in _windows(windows, known).items()}
+    waiting = _exposed_stage_wait(events, windows, known)
+    number = known["stage"].n_unique()
+    batches = _micro_batches(forwards)
+    rows = []
+    for rank, stage in known.select("rank", "stage").iter_rows():
+        budget = budgets[rank]
+        up, down = budget.buckets["exposed_wait_upstream"], budget.buckets["exposed_wait_downstream"]
+        stage_idle = budget.buckets["idle_stage_idle"]
+        phases = _by_phase(waiting.get(rank, EMPTY), bounds)
+        bubble = up + down + budget.idle_ns
+        count = batches.get(rank)
+        rows.append(
+            {
+                "rank": rank, "stage": stage, "window_ns": budget.window_ns, "busy_ns": busy[rank],
+                "exposed_wait_upstream_ns": up, "exposed_wait_downstream_ns": down, "stage_idle_ns": stage_idle,
+                "stage_wait_ns": up + down + stage_idle, **phases,
+                "idle_ns": budget.idle_ns, "bubble_ns": bubble,
+                "bubble_share": bubble / budget.window_ns if budget.window_ns else None,
+                "micro_batches": count,
+                "ideal_bubble_share": (number - 1) / (count + number - 1) if count else None,
+            }
+        )  # fmt: skip
+    integer = (
+        "window_ns", "busy_ns", "exposed_wait_upstream_ns", "exposed_wait_downstream_ns", "stage_idle_ns",
+        "stage_wait_ns",
+    )  # fmt: skip
+    schema = {
+        "rank": pl.Int32, "stage": pl.Int64, **dict.fromkeys(integer, pl.Int64),
+        **{f"wait_{phase}_ns": pl.Int64 for phase in PHASES}, "idle_ns": pl.Int64, "bubble_ns": pl.Int64,
+        "bubble_share": pl.Float64, "micro_batches": pl.Int64, "ideal_bubble_share": pl.Float64,
+    }  # fmt: skip
+    table = pl.DataFrame(rows, schema=schema, orient="row")
+    per_stage = table.group_by("stage").agg(pl.col("busy_ns").median())["busy_ns"]
+    mean = per_stage.mean()
+    imbalance = per_stage.max() / mean if isinstance(mean, float) and mean > 0 else None  # type: ignore[operator]
+    return _with_forwards(table.with_columns(pl.lit(imbalance, pl.Float64).alias("imbalance")), forwards)
+
+
+def _windows(windows: pl.DataFrame, known: pl.DataFrame) -> dict[int, tuple[int, int]]:
+    chosen = windows.join(known.select("rank"), on="rank", how="semi")
+    return {rank: (low, high) for rank, low, high in chosen.select("rank", "start", "end").iter_rows()}
+
+
+def _busy(events: pl.DataFrame, rank: int, low: int, high: int) -> int:
+    mine = events.filter((pl.col("rank") == rank) & pl.col("role").cast(pl.String).is_in(BUSY_ROLES))
+    return clip(union(mine["start"].to_numpy(), mine["end"].to_numpy()), low, high).length
+
+
+def _exposed_stage_wait(events: pl.DataFrame, windows: pl.DataFrame, known: pl.DataFrame) -> dict[int, Intervals]:
+    """Per rank, when it was waiting for another stage with nothing else running."""
+    found = {}
+    for rank, (low, high) in _windows(windows, known).items():
+        mine = events.filter((pl.col("rank") == rank) & (pl.col("end") > low) & (pl.col("start") < high))
+        waits = mine.filter(pl.col("wait_state").is_in(["wait_upstream", "wait_downstream"]) & (pl.col("wait_ns") > 0))
+        others = mine.filter((pl.col("role") != "p2p") & (pl.col("role") != "copy"))
+        waited = union(waits["start"].to_numpy(), (waits["start"] + waits["wait_ns"]).to_numpy())
+        found[rank] = clip(_minus(waited, union(others["start"].to_numpy(), others["end"].to_numpy())), low, high)
+    return found
+
+
+def _minus(a: Intervals, b: Intervals) -> Intervals:
+    if not len(a.start):
+        return EMPTY
+    cut = segments([a, b], int(a.start[0]), int(a.end[-1]))
+    alone = cut.mask == 1
+    return union(cut.start[alone], cut.end[alone])
+
+
+def _by_phase(waits: Intervals, bounds: tuple[int, int] | None) -> dict[str, int | None]:
+    if bounds is None:
+        return {f"wait_{phase}_ns": None for phase in PHASES}
+    full, empty = bounds
+    far = np.iinfo(np.int64).max
+    parts = ((-far, full), (full, empty), (empty, far))
+    return {f"wait_{phase}_ns": clip(waits, *part).length for phase, part in zip(PHASES, parts, strict=True)}
+
+
+def _micro_batches(forwards: pl.DataFrame | None) -> dict[int, int]:
+    """Forwards per rank; without forwards nobody can tell how many tensors make one hand-over."""
+    if forwards is not None and forwards.height:
+        counted = forwards.group_by("rank").len()
+        return dict(counted.iter_rows())
+    return {}
+
+
+def _with_forwards(table: pl.DataFrame, forwards: pl.DataFrame | None) -> pl.DataFrame:
+    if forwards is None or forwards.is_empty():
+        return table.with_columns(
+            pl.lit(None, pl.Float64).alias("forward_p50_ns"), pl.lit(None, pl.Float64).alias("forward_p95_ns")
+        )
+    spent = pl.col("end_utc_ns") - pl.col("start_utc_ns")
+    times = forwards.group_by("rank").agg(
+        spent.median().alias("forward_p50_ns"), spent.quantile(0.95, "linear").alias("forward_p95_ns")
+    )
+    return table.join(times, on="rank", how="left", maintain_order="left")

@@ -1,0 +1,118 @@
+"""The findings a reader needs first, in words and with numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import polars as pl
+
+from nsysk3.analysis.stragglers import straggler_notes
+
+_MANY_STAGES = 16
+
+
+def sentences(tables: Mapping[str, pl.DataFrame], ranks: pl.DataFrame) -> list[str]:
+    """What each stage's Send/Recv was, what ran beside compute, the bubble, and who is late."""
+    names = _names(tables, ranks)
+    return [
+        *_stage_sentences(tables, names),
+        *_collective_sentences(tables, names),
+        *straggler_notes(tables["stragglers"], names),
+    ]
+
+
+def _names(tables: Mapping[str, pl.DataFrame], ranks: pl.DataFrame) -> dict[int, str]:
+    """``stage 1`` where a stage is one rank, ``stage 1 rank 5`` where it is several, else ``rank 5``."""
+    stages = dict(tables["pipeline"].select("rank", "stage").iter_rows())
+    world = dict(ranks.select("rank", "world_rank").iter_rows())
+    values = list(stages.values())
+    names = {}
+    for rank, number in world.items():
+        stage = stages.get(rank)
+        if stage is None:
+            names[rank] = f"rank {number}"
+        else:
+            names[rank] = f"stage {stage}" if values.count(stage) == 1 else f"stage {stage} rank {number}"
+    return names
+
+
+def _stage_sentences(tables: Mapping[str, pl.DataFrame], names: Mapping[int, str]) -> list[str]:
+    pairs = tables["p2p"]
+    if pairs.is_empty():
+        return []
+    said = []
+    stages = tables["pipeline"]
+    for rank, stage in (
+        stages.select("rank", "stage").sort("stage", "rank").unique("stage", maintain_order=True).iter_rows()
+    ):
+        received, sent = pairs.filter(pl.col("dst_rank") == rank), pairs.filter(pl.col("src_rank") == rank)
+        for kind in ("activation", "result"):
+            said += _boundary(names[rank], names, received.filter(pl.col("kind") == kind), kind, "recv")
+            if kind == "activation":
+                said += _boundary(names[rank], names, sent.filter(pl.col("kind") == kind), kind, "send")
+        if stage + 1 >= _MANY_STAGES:
+            break
+    return said + _bubble(tables)
+
+
+def _boundary(name: str, names: Mapping[int, str], pairs: pl.DataFrame, kind: str, half: str) -> list[str]:
+    """One side of one kind of message, over all its partners."""
+    if pairs.is_empty():
+        return []
+    wait, transfer = int(pairs[f"{half}_wait_ns"].sum()), int(pairs[f"{half}_transfer_ns"].sum())
+    other = "src_rank" if half == "recv" else "dst_rank"
+    partner = names[pairs[other][0]]
+    verb = "receiving" if half == "recv" else "sending"
+    size = pairs["bytes"].median()
+    each = f" of {_bytes(int(size))}" if isinstance(size, float) else ""
+    text = (
+        f"{name}: {_ms(wait + transfer)} {verb} {len(pairs)} {kind}s{each} = {_ms(wait)} waiting for {partner} + "
+        f"{_ms(transfer)} transfer"
+    )
+    hidden = int(pairs[f"{half}_wait_hidden_ns"].sum())
+    if hidden > wait / 100:
+        text += f"; {_ms(hidden)} of the waiting ran beside compute and cost nothing"
+    first = int(pairs.sort(f"{half}_start_utc_ns")[f"{half}_wait_ns"][0])
+    if half == "recv" and kind == "activation" and wait > 0 and first > wait / 2 and len(pairs) > 1:
+        text += f" ({_ms(first)} of it for the first one: the pipeline filling)"
+    return [text]
+
+
+def _bubble(tables: Mapping[str, pl.DataFrame]) -> list[str]:
+    pipeline = tables["pipeline"].filter(pl.col("bubble_share").is_not_null())
+    if pipeline.is_empty():
+        return []
+    per_stage = pipeline.group_by("stage").agg(pl.col("bubble_share", "ideal_bubble_share").median()).sort("stage")
+    shown = ", ".join(f"stage {stage} {share:.1%}" for stage, share, _ in per_stage.head(_MANY_STAGES).iter_rows())
+    ideal = per_stage["ideal_bubble_share"].drop_nulls()
+    best = ideal.max()
+    tail = f"; ideal for this many micro-batches {best:.1%}" if isinstance(best, float) else ""
+    imbalance = pipeline["imbalance"].max()
+    uneven = f"; the busiest stage works {imbalance:.2f} x the mean" if isinstance(imbalance, float) else ""
+    return [f"bubble (exposed Stage wait and idle, share of the window): {shown}{tail}{uneven}"]
+
+
+def _collective_sentences(tables: Mapping[str, pl.DataFrame], names: Mapping[int, str]) -> list[str]:
+    """Waiting inside collectives, summed over the ranks that took part."""
+    met = tables["collectives"].filter(pl.col("state") != "unmatched")
+    said = []
+    by_op = met.group_by("op").agg(
+        pl.col("duration_ns", "wait_ns", "transfer_ns").sum(), pl.col("rank").n_unique(), pl.len().alias("n")
+    )
+    for op, duration, wait, transfer, ranks, n in by_op.sort("duration_ns", descending=True).iter_rows():
+        said.append(
+            f"{op}: {_ms(duration / ranks)} per rank in {n / ranks:,.0f} kernels = {_ms(wait / ranks)} waiting for the "
+            f"last rank + {_ms(transfer / ranks)} transfer (mean of {ranks} ranks)"
+        )
+    return said
+
+
+def _ms(ns: float) -> str:
+    return f"{ns / 1e6:,.1f} ms"
+
+
+def _bytes(size: int) -> str:
+    for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if size >= unit:
+            return f"{size / unit:,.0f} {name}"
+    return f"{size} bytes"
