@@ -11,13 +11,14 @@ NCCL ranges a kernel), the kernel names and the payloads stay those of the real 
 from __future__ import annotations
 
 import argparse
-import itertools
 import shutil
 import sqlite3
 from pathlib import Path
 
 KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
-GPU_AND_API = (KERNELS, "CUPTI_ACTIVITY_KIND_MEMCPY", "CUPTI_ACTIVITY_KIND_MEMSET", "CUPTI_ACTIVITY_KIND_RUNTIME")
+EVENTS = (
+    KERNELS, "CUPTI_ACTIVITY_KIND_MEMCPY", "CUPTI_ACTIVITY_KIND_MEMSET", "CUPTI_ACTIVITY_KIND_RUNTIME", "NVTX_EVENTS",
+)  # fmt: skip
 PAUSE_NS = 2_000_000  # between two copies
 # What to add to a column for copy `c` of process `p`; a process id has bits 24 to 47 of a global id.
 PID_STEP = 4096
@@ -40,20 +41,23 @@ def scale(small: Path, big: Path, times: int, processes: int) -> int:
     db.execute("pragma journal_mode = off")
     db.execute("pragma synchronous = off")
     present = {name for (name,) in db.execute("select name from sqlite_master where type = 'table'")}
-    first, last, devices = db.execute(f"select min(start), max(end), max(deviceId) + 1 from {KERNELS}").fetchone()
-    tables = [table for table in GPU_AND_API if table in present]
-    ids = max(db.execute(f"select max(correlationId) from {table}").fetchone()[0] or 0 for table in tables) + 1
-    values = {"period": last - first + PAUSE_NS, "ids": ids, "devices": devices}
-    db.execute("create temp table copies (p integer, c integer)")
-    others = [(p, c) for p, c in itertools.product(range(processes), range(times)) if (p, c) != (0, 0)]
-    db.executemany("insert into copies values (?, ?)", others)
+    tables = [table for table in EVENTS if table in present]
+    spans = [db.execute(f"select min(start), max(end) from {table} {_kept(table)}").fetchone() for table in tables]
+    spans = [span for span in spans if span[0] is not None]
+    with_ids = [table for table in tables if table != "NVTX_EVENTS"]
+    ids = [db.execute(f"select max(correlationId) from {table}").fetchone()[0] or 0 for table in with_ids]
+    values = {
+        "period": max(end for _, end in spans) - min(start for start, _ in spans) + PAUSE_NS,
+        "ids": max(ids) + 1,
+        "devices": db.execute(f"select max(deviceId) + 1 from {KERNELS}").fetchone()[0],
+    }
+    for name, count in (("copies", times), ("processes", processes)):
+        db.execute(f"create temp table {name} ({name[0]} integer)")
+        db.executemany(f"insert into {name} values (?)", [(number,) for number in range(count)])
     for table in tables:
         _repeat(db, table, values)
-    if "NVTX_EVENTS" in present:
-        # Only ranges go on in time; domains, names and marks are said once a process.
-        _repeat(db, "NVTX_EVENTS", values, where="c = 0 or eventType = 59")
     if "TARGET_INFO_GPU" in present:
-        _more_gpus(db, processes, devices)
+        _more_gpus(db, values["devices"])
     kernels: int = db.execute(f"select count(*) from {KERNELS}").fetchone()[0]
     db.commit()
     db.close()
@@ -65,21 +69,31 @@ def _columns(db: sqlite3.Connection, table: str) -> list[str]:
     return [row[1] for row in db.execute(f"pragma table_info({table})")]
 
 
-def _repeat(db: sqlite3.Connection, table: str, values: dict[str, int], where: str = "true") -> None:
+def _kept(table: str) -> str:
+    """Of NVTX only ranges go on in time; domains, names and marks are said once a process."""
+    return "where eventType = 59" if table == "NVTX_EVENTS" else ""
+
+
+def _repeat(db: sqlite3.Connection, table: str, values: dict[str, int]) -> None:
     columns = _columns(db, table)
     made = [f'"{name}" + {SHIFTED[name]}' if name in SHIFTED else f'"{name}"' for name in columns]
     db.execute(f"create temp table small as select * from {table}")
-    # `cross join` fixes the order: copy by copy, each in the order of the real file.
-    db.execute(f"insert into {table} select {', '.join(made)} from copies cross join small where {where}", values)
+    once = "and (c = 0 or eventType = 59)" if table == "NVTX_EVENTS" else ""
+    # `cross join` fixes the order: by time over all processes, as Nsight writes its tables.
+    db.execute(
+        f"insert into {table} select {', '.join(made)} from copies cross join small cross join processes "
+        f"where p + c > 0 {once}",
+        values,
+    )
     db.execute("drop table small")
 
 
-def _more_gpus(db: sqlite3.Connection, processes: int, devices: int) -> None:
+def _more_gpus(db: sqlite3.Connection, devices: int) -> None:
     columns = _columns(db, "TARGET_INFO_GPU")
     another = {"id": f"id + p * {devices}", "cuDevice": f"cuDevice + p * {devices}", "uuid": "uuid || '-' || p"}
     made = [another.get(name, f'"{name}"') for name in columns]
     db.execute("create temp table gpus as select * from TARGET_INFO_GPU")
-    db.execute(f"insert into TARGET_INFO_GPU select {', '.join(made)} from copies cross join gpus where c = 0")
+    db.execute(f"insert into TARGET_INFO_GPU select {', '.join(made)} from gpus cross join processes where p > 0")
 
 
 def main() -> None:

@@ -22,7 +22,6 @@ from exports import ALLREDUCE, EPOCH_NS, GEMM, SENDRECV, Export, gpid, ns, two_r
 
 import nsysk3
 from nsysk3.analysis.nccl_links import link_nccl
-from nsysk3.errors import InputError
 from nsysk3.result import Result
 from nsysk3.result.model import RankMetrics
 from nsysk3.trace.nccl import read_nccl_calls
@@ -91,7 +90,9 @@ def test_case_nvprof_tools_3_any_other_sqlite_is_not_an_export(tmp_path: Path) -
     assert f"{path}: not an Nsight Systems export" in ran.err
 
 
-@pytest.mark.parametrize("table", ["NVTX_EVENTS", "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTIME", "StringIds"])
+@pytest.mark.parametrize(
+    "table", ["NVTX_EVENTS", "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTIME", "StringIds"]
+)
 def test_case_nsys_ai_294_versioned_table_names(tmp_path: Path, table: str) -> None:
     plain = nsysk3.load(two_ranks().write(tmp_path / "plain" / "r.sqlite"))
     other = nsysk3.load(two_ranks().renamed(table, f"{table}_V2").write(tmp_path / "v2" / "r.sqlite"))
@@ -377,7 +378,9 @@ def test_case_schema_rows_of_every_process_do_not_multiply_bytes(tmp_path: Path)
 
 
 def test_case_nsys_ai_98_payloads_are_blobs_in_a_text_column(tmp_path: Path) -> None:
-    with_blobs = Export().kernel(ALLREDUCE, 30, 50, launch=(5, 10)).nccl("ncclAllReduce", 0, 20, comm=2**63 + 5, size=64)
+    with_blobs = (
+        Export().kernel(ALLREDUCE, 30, 50, launch=(5, 10)).nccl("ncclAllReduce", 0, 20, comm=2**63 + 5, size=64)
+    )
     without = Export().kernel(ALLREDUCE, 30, 50, launch=(5, 10))
     without.nccl("ncclAllReduce", 0, 20, comm=1, size=64, blob=False)
     known = nsysk3.load(with_blobs.write(tmp_path / "with.sqlite"))

@@ -200,7 +200,9 @@ def test_every_version_says_what_it_is(path: Path) -> None:
     assert 1_795_900_000 < (report.utc_epoch_ns or 0) / 1e9 < 1_796_000_000
     ranges = read_nvtx(report)
     length = (report.end_ns or 0) - report.time_shift_ns
-    into = ranges.select(low=pl.col("start").min() - report.utc_epoch_ns, high=pl.col("end").max() - report.utc_epoch_ns)
+    into = ranges.select(
+        low=pl.col("start").min() - report.utc_epoch_ns, high=pl.col("end").max() - report.utc_epoch_ns
+    )
     assert into["low"].item() >= 0
     assert into["high"].item() <= length
 

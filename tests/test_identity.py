@@ -70,7 +70,10 @@ def test_nccl_payload_of_the_world(loaded: Callable[..., Run]) -> None:
     for pid, rank in ((11, 1), (12, 0)):
         export.nccl("ncclCommInitRank", 0, 5, pid=pid, comm=9, nranks=1, rank=0, device=0)
         export.nccl("ncclCommInitRankConfig", 6, 9, pid=pid, comm=5, nranks=2, rank=rank, device=0)
-    assert ranks_of(loaded(export)) == {12: (0, None, None, None, "NCCL payload"), 11: (1, None, None, None, "NCCL payload")}
+    assert ranks_of(loaded(export)) == {
+        12: (0, None, None, None, "NCCL payload"),
+        11: (1, None, None, None, "NCCL payload"),
+    }
 
 
 def test_nccl_payload_of_a_subgroup_is_no_world_rank(loaded: Callable[..., Run]) -> None:
@@ -109,14 +112,24 @@ def test_process_title_with_both_numbers_of_two_digits(loaded: Callable[..., Run
     assert ranks_of(loaded(export, "two"))[11] == (12, None, 12, 12, "process title")
 
 
-@pytest.mark.parametrize("title", ["sglang::scheduler", "sglang::detokenizer_TP1", "python", "my_sglang::scheduler_TP1"])
+@pytest.mark.parametrize(
+    "title", ["sglang::scheduler", "sglang::detokenizer_TP1", "python", "my_sglang::scheduler_TP1"]
+)
 def test_other_titles_tell_nothing(loaded: Callable[..., Run], title: str) -> None:
     assert ranks_of(loaded(gpus(11).process(11, title)))[11][-1] == "inferred"
 
 
-@pytest.mark.parametrize("variable", ["RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "PALS_RANKID", "SLURM_PROCID"])
+@pytest.mark.parametrize(
+    "variable", ["RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "PALS_RANKID", "SLURM_PROCID"]
+)
 def test_environment_names_the_one_rank_of_a_report(loaded: Callable[..., Run], variable: str) -> None:
-    assert ranks_of(loaded(gpus(11).env(**{variable: "5", "LOCAL_RANK": "1"})))[11] == (5, None, None, None, "environment")
+    assert ranks_of(loaded(gpus(11).env(**{variable: "5", "LOCAL_RANK": "1"})))[11] == (
+        5,
+        None,
+        None,
+        None,
+        "environment",
+    )
 
 
 def test_environment_is_of_the_launcher_where_a_report_has_several_ranks(loaded: Callable[..., Run]) -> None:

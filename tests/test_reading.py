@@ -97,7 +97,9 @@ def test_the_demangled_name_decides_and_the_short_name_where_there_is_none(tmp_p
         "device_kernel": "MLA_ATTN",
         "ncclDevKernel_AllReduce_Sum_bf16_RING_LL": "AR",
     }
-    short_only = nsysk3.analyze(export.without("CUPTI_ACTIVITY_KIND_KERNEL", "demangledName").write(tmp_path / "s.sqlite"))
+    short_only = nsysk3.analyze(
+        export.without("CUPTI_ACTIVITY_KIND_KERNEL", "demangledName").write(tmp_path / "s.sqlite")
+    )
     assert set(short_only.kernels["name"].to_list()) == {"device_kernel", "ncclDevKernel_AllReduce_Sum_bf16_RING_LL"}
 
 
@@ -109,7 +111,13 @@ def test_the_mangled_name_is_the_last_resort(tmp_path: Path) -> None:
 
 
 def test_text_that_is_not_utf8_is_mended_and_costs_no_row(tmp_path: Path, opened: Callable[..., Report]) -> None:
-    export = Export().nvtx("good", 0, 10).nvtx("PLACEHOLDER", 20, 30).kernel("gemm_PLACEHOLDER", 0, 10).process(1, "PLACEHOLDER")
+    export = (
+        Export()
+        .nvtx("good", 0, 10)
+        .nvtx("PLACEHOLDER", 20, 30)
+        .kernel("gemm_PLACEHOLDER", 0, 10)
+        .process(1, "PLACEHOLDER")
+    )
     path = export.write(tmp_path / "r.sqlite")
     with closing(sqlite3.connect(path)) as connection:
         for table, column in (("NVTX_EVENTS", "text"), ("StringIds", "value"), ("PROCESSES", "name")):
@@ -166,7 +174,9 @@ def test_processes_and_threads_are_unpacked_from_global_ids(tmp_path: Path) -> N
 
 
 def test_ids_of_the_upper_half_survive_sqlite_and_parquet(tmp_path: Path) -> None:
-    export = Export().kernel(GEMM, 0, 10, pid=5, launch=(0, 1)).nccl("ncclAllReduce", 0, 5, pid=5, comm=2**63 + 9, size=8)
+    export = (
+        Export().kernel(GEMM, 0, 10, pid=5, launch=(0, 1)).nccl("ncclAllReduce", 0, 5, pid=5, comm=2**63 + 9, size=8)
+    )
     high = 0x80 << 56  # a hardware id that makes the 64-bit number negative in SQLite
     for table, column in (
         ("CUPTI_ACTIVITY_KIND_KERNEL", "globalPid"),
@@ -202,12 +212,16 @@ def test_a_launch_needs_both_keys(opened: Callable[..., Report], tmp_path: Path)
 
 def test_the_outer_of_two_calls_with_one_id_is_the_launch(opened: Callable[..., Report]) -> None:
     export = Export().kernel(GEMM, 50, 60, correlation=3).launch(10, 20, correlation=3)
-    export.launch(12, 18, correlation=3, name="cuLaunchKernel").launch(9, 30, correlation=3, name="cudaEventRecord_v3020")
+    export.launch(12, 18, correlation=3, name="cuLaunchKernel").launch(
+        9, 30, correlation=3, name="cudaEventRecord_v3020"
+    )
     launches = read_launches(opened(export))
     assert launches.select("api_start", "api_end").rows() == [(EPOCH_NS + ns(10), EPOCH_NS + ns(20))]
 
 
-def test_the_gpu_of_an_ordinal_is_found_by_process_where_nsight_says(opened: Callable[..., Report], tmp_path: Path) -> None:
+def test_the_gpu_of_an_ordinal_is_found_by_process_where_nsight_says(
+    opened: Callable[..., Report], tmp_path: Path
+) -> None:
     # GIVEN two processes with CUDA_VISIBLE_DEVICES of their own: each calls its GPU 0
     export = Export().kernel(GEMM, 0, 1, pid=11).kernel(GEMM, 0, 1, pid=12)
     export.gpu(0, cuda=0, uuid="first").gpu(1, cuda=1, uuid="second")
@@ -310,7 +324,9 @@ def test_payloads_of_a_schema_that_is_not_described_are_left_out(opened: Callabl
     entries = export.rows["NVTX_PAYLOAD_SCHEMA_ENTRIES"]
     export.rows["NVTX_PAYLOAD_SCHEMA_ENTRIES"] = [row for row in entries if row["schemaId"] != 2**24 + 9]
     export.nvtx("ncclAllReduce", 20, 25, registered=True, domain=1, blob=b"short")
-    export.nvtx("ncclAllReduce", 30, 35, registered=True, domain=1, blob=export.rows["NVTX_EVENTS"][0]["binaryData"][:44])
+    export.nvtx(
+        "ncclAllReduce", 30, 35, registered=True, domain=1, blob=export.rows["NVTX_EVENTS"][0]["binaryData"][:44]
+    )
     calls = read_nccl_calls(opened(export))
     assert calls.select("op", "comm", "bytes", "peer").rows() == [
         ("ncclAllReduce", 3, 8, None),
@@ -320,7 +336,9 @@ def test_payloads_of_a_schema_that_is_not_described_are_left_out(opened: Callabl
     ]
 
 
-def test_facts_of_the_host_are_read_and_environments_are_not_shown(opened: Callable[..., Report], tmp_path: Path) -> None:
+def test_facts_of_the_host_are_read_and_environments_are_not_shown(
+    opened: Callable[..., Report], tmp_path: Path
+) -> None:
     export = Export().kernel(GEMM, 0, 10).env(RANK="3", SECRET_TOKEN="hunter2").host("node7")
     export.row("META_DATA_CAPTURE", name="PROCESS_0:ENVIRONMENT_VARIABLE", value='BASH_FUNC_x="() {\n RANK=9\n}"')
     report = opened(export)

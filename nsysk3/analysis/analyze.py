@@ -191,6 +191,7 @@ def _document(
     return ResultDocument(
         nsysk3_version=__version__,
         simulated=run.manifest.simulated if run.manifest else None,
+        manifest=run.manifest.model_dump(mode="json") if run.manifest else None,
         window=window,
         reports=[_report_info(report, run.run_dir) for report in run.reports],
         problems=[ProblemInfo(path=problem.path, message=str(problem)) for problem in run.problems],

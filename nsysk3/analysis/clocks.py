@@ -72,12 +72,17 @@ class Clocks:
     def corrected(self, times: Ints, report: Ints) -> Ints:
         """Times on the common clock (ns)."""
         moved = self.offset_ns[report] + self.drift[report] * (times - self.origin_ns)
-        return times - np.rint(moved).astype(np.int64)
+        return times - _whole(moved)
 
     @property
     def trivial(self) -> bool:
         """True when nothing is to be corrected."""
         return not self.offset_ns.any() and not self.drift.any()
+
+
+def _whole(ns: Floats) -> Ints:
+    """Nearest whole nanosecond, halves always up: rounding halves to even would depend on the size of the offset."""
+    return np.floor(ns + 0.5).astype(np.int64)
 
 
 def align(count: int, observed: Mapping[tuple[int, int], Sequence[Observations]], origin_ns: int) -> Clocks:
@@ -229,6 +234,6 @@ def shifted(events: pl.DataFrame, clocks: Clocks) -> pl.DataFrame:
     """
     if clocks.trivial:
         return events
-    offset = pl.Series(np.rint(clocks.offset_ns).astype(np.int64)).gather(events["report"])
+    offset = pl.Series(_whole(clocks.offset_ns)).gather(events["report"])
     times = [name for name in ("start", "end", "api_start", "api_end") if name in events.columns]
     return events.with_columns((pl.col(name) - offset).alias(name) for name in times)

@@ -52,7 +52,8 @@ def cross_rank(events: pl.DataFrame, ranks: pl.DataFrame, reports: int) -> Cross
     )
     # Drift makes an aligned duration differ by a few ns; the GPU's own is the one that counts.
     spent = pl.col("end") - pl.col("start")
-    split = joined.with_columns(pl.min_horizontal("wait_ns", spent).alias("wait_ns"))
+    own = pl.when(pl.col("wait_ns") > spent).then(spent).otherwise("wait_ns")
+    split = joined.with_columns(own.alias("wait_ns"))
     hidden = _hidden_waits(split)
     for half in ("send", "recv"):
         mine = hidden.rename({"event": f"{half}_event", "hidden": f"{half}_wait_hidden_ns"})

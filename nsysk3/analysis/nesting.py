@@ -15,9 +15,11 @@ def parents(start: Ints, end: Ints) -> Ints:
     """
     count = len(start)
     # Depth of a range = earlier ranges still open when it starts; an end at the very start of another closes before it.
-    depth = np.arange(count) - np.searchsorted(np.sort(end), start, side="right")
-    # A zero-length range counts itself as closed already.
-    depth = np.maximum(depth + np.where(end == start, 1, 0), 0)
+    closed = np.searchsorted(np.sort(end), start, side="right")
+    # Ranges without length that begin here but come later (or are this very one) have not closed before it.
+    empty = end == start
+    closed -= np.searchsorted(start[empty], start, side="right") - (np.cumsum(empty) - empty)
+    depth = np.maximum(np.arange(count) - closed, 0)
     found = np.full(count, -1, np.int64)
     order = np.arange(count)
     for level in range(1, int(depth.max(initial=0)) + 1):

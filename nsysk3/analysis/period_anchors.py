@@ -16,6 +16,8 @@ _MIN_ANCHORS = 4
 _LAYER_AS_GOOD = 0.6
 _FORWARD_AS_GOOD = 0.9
 _MIN_MATCH = 0.5
+# A name that recurs at the period this often needs no neighbours to tell it from others.
+_STEADY = 0.8
 # Names in more gaps than this are part of layers, whatever they do.
 _RARE = 0.5
 _RUNS_AGREE = 0.5
@@ -90,21 +92,22 @@ def _recurring(symbol: Ints) -> Ints:
     period = shortest_period(_match_rate(symbol), 3, _LAYER_AS_GOOD)
     if period is None:
         return np.empty(0, np.int64)
-    best, positions = 0, np.empty(0, np.int64)
+    names = np.unique(symbol, return_inverse=True)[1]
+    best, positions, grams = 0, np.empty(0, np.int64), np.zeros(len(names), np.int64)
     for length in (1, 2, 3):
-        grams = np.unique(np.lib.stride_tricks.sliding_window_view(symbol, length), axis=0, return_inverse=True)[1].ravel()
+        wider = grams[: len(names) - length + 1] * (names.max() + 1) + names[length - 1 :]
+        grams = np.unique(wider, return_inverse=True)[1]
         order = np.argsort(grams, kind="stable")
         same = grams[order][1:] == grams[order][:-1]
-        gap = np.diff(order)
-        steady = same & (np.abs(gap - period) * 4 <= period)
+        steady = same & (np.abs(np.diff(order) - period) * 4 <= period)
         score = np.bincount(grams[order][:-1], weights=np.where(steady, 1, np.where(same, -1, 0)))
-        first = np.full(len(score), len(symbol))
-        np.minimum.at(first, grams, np.arange(len(grams)))
-        top = np.flatnonzero(score == score.max())
         if score.max() > best:
             best = int(score.max())
-            chosen = top[np.argmin(first[top])]
+            # Of equally steady ones, the one that comes first.
+            chosen = grams[np.isin(grams, np.flatnonzero(score == best))][0]
             positions = np.flatnonzero(grams == chosen)
+        if best * period >= _STEADY * len(symbol):
+            break
     return positions
 
 
@@ -164,21 +167,16 @@ def _breaks_by_role(lane: Lane, at: Ints) -> Bools | None:
 
 
 def _breaks_by_period(present: NDArray[np.float64]) -> Bools | None:
-    """Gaps with names of their own, where which names occur in the gaps repeats every L gaps.
+    """Gaps with names of their own, where most names that come and go do so every L gaps.
 
-    A layer lost or added by noise shifts what comes after it, so the names decide and not the count.
+    A layer lost or added by noise shifts what comes after it, so the names decide where the breaks are, not the count.
     """
     gaps = len(present)
-    power = np.zeros(gaps + 1)
-    for column in present.T:
-        centred = column - column.mean()
-        power += np.abs(np.fft.rfft(centred, 2 * gaps)) ** 2 / (centred**2).mean()
-    if not present.shape[1]:
+    periods = [shortest_period(_correlation(column), 2, _FORWARD_AS_GOOD) for column in present.T]
+    votes = np.bincount([period for period in periods if period])
+    if not len(votes):
         return None
-    rate = np.fft.irfft(power / present.shape[1])[:gaps] / np.arange(gaps, 0, -1)
-    layers = shortest_period(rate, 2, _FORWARD_AS_GOOD)
-    if layers is None:
-        return None
+    layers = int(np.argmax(votes))
     phase = np.arange(gaps) % layers
     share = np.stack([present[phase == each].mean(axis=0) for each in range(layers)])
     own = (share > _USUAL) & ((share > 1 - _USUAL).sum(axis=0) == 1)
@@ -186,3 +184,11 @@ def _breaks_by_period(present: NDArray[np.float64]) -> Bools | None:
     if not own[best].any():
         return None
     return present[:, own[best]].mean(axis=1) > 1 / 2
+
+
+def _correlation(present: NDArray[np.float64]) -> NDArray[np.float64]:
+    """By lag, how well where a name occurs predicts where it occurs again."""
+    centred = present - present.mean()
+    power = np.abs(np.fft.rfft(centred, 2 * len(present))) ** 2
+    found: NDArray[np.float64] = np.fft.irfft(power)[: len(present)]
+    return found / np.arange(len(present), 0, -1) / (centred**2).mean()

@@ -9,6 +9,8 @@ from nsysk3.analysis.period_anchors import Anchors, Bools, Ints, Lane
 # No layer known has more kernels on one side of its anchor.
 _LONGEST = 512
 _GRAM = 3
+# Some layers write the attention-residual bank between the norm and what follows it.
+_SKIPPED = 2
 
 
 def layer_edges(lane: Lane, anchors: Anchors) -> tuple[Ints, Ints] | None:
@@ -29,10 +31,10 @@ def layer_edges(lane: Lane, anchors: Anchors) -> tuple[Ints, Ints] | None:
     border = _border(lane, anchors, led, inner, starts, after)
     if border is None:
         return None
-    start, full = _starts(lane, at, before, border)
+    start, full = _starts(lane, anchors, before, border)
     least = _mode(led[starts]) if starts.any() else 0
     mine = opens & (inner >= 0)
-    start[mine] = (at - np.minimum(np.maximum(led, least), full))[mine]
+    start[mine] = _opened(lane, (at - np.minimum(np.maximum(led, least), full))[mine])
     start = np.maximum(start, before)
     end = np.where(closes, after, np.append(start[1:], 0))
     return start, np.where(closes, _ends(lane, anchors, start, end, closes), end)
@@ -73,7 +75,7 @@ def _border(lane: Lane, anchors: Anchors, led: Ints, inner: Ints, starts: Bools,
     if starts.any():
         length = _mode(led[starts])
         example = np.flatnonzero(starts & (led == length))[0]
-        return _pull_back(int(at[inner[example]] - length), lane.norm, lane.residual)
+        return int(_opened(lane, at[inner[example]] - length))
     # No layer is like the one that opens a forward: take what follows the last anchor instead.
     closes = _sides(anchors)[1]
     closes[-1] = False
@@ -85,24 +87,45 @@ def _border(lane: Lane, anchors: Anchors, led: Ints, inner: Ints, starts: Bools,
     length = _mode(trailed[ends])
     example = np.flatnonzero(ends & (trailed == length))[0]
     # A model's last layer is followed by a norm of the same name as those between layers.
-    return _pull_back(int(at[inner[example]] + length), ~lane.norm, lane.norm | lane.residual)
+    border = int(at[inner[example]] + length)
+    while border > 0 and lane.norm[border - 1]:
+        border -= 1
+    return int(_opened(lane, np.array(border)))
 
 
-def _pull_back(border: int, when: Bools, over: Bools) -> int:
-    if border < len(when) and when[border]:
-        while border > 0 and over[border - 1]:
-            border -= 1
-    return border
+def _opened(lane: Lane, position: Ints) -> Ints:
+    """Positions moved ahead of the attention-residual kernels, and their norm, that end there or a few kernels earlier.
+
+    Attention residual prepares the input of what follows it, so it never ends a layer.  Norms alone do not move a
+    position: some models norm a layer's output.
+    """
+    count = len(lane.norm)
+    member = lane.norm | lane.residual
+    first = np.concatenate(([0], np.maximum.accumulate(np.where(member, 0, np.arange(1, count + 1)))))
+    residuals = np.concatenate(([0], np.cumsum(lane.residual)))
+    moved = np.where(residuals > residuals[first], first, np.arange(count + 1))
+    result = position
+    for back in range(_SKIPPED, -1, -1):
+        earlier = np.maximum(position - back, 0)
+        result = np.where(moved[earlier] < earlier, moved[earlier], result)
+    return result
 
 
-def _starts(lane: Lane, at: Ints, before: Ints, border: int) -> tuple[Ints, int]:
-    """First kernel of each layer by the names that follow the border, and how far ahead of the anchor it usually is."""
+def _starts(lane: Lane, anchors: Anchors, before: Ints, border: int) -> tuple[Ints, Ints]:
+    """First kernel of each layer by the names that follow the border, and how far ahead of the anchor its kind begins.
+
+    The same names can occur elsewhere in a layer, so a place that is unusual for the kind is not taken.
+    """
+    at = anchors.at
     gram = lane.symbol[border : border + _GRAM]
     windows = np.lib.stride_tricks.sliding_window_view(lane.symbol, len(gram))
     seen = np.flatnonzero((windows == gram).all(axis=1))
     found = seen[np.maximum(np.searchsorted(seen, at, side="right") - 1, 0)]
     good = (found >= before) & (found <= at)
-    usual = _mode((at - found)[good])
+    usual = np.zeros(len(at), np.int64)
+    for kind in np.unique(anchors.kind):
+        usual[anchors.kind == kind] = _mode((at - found)[good & (anchors.kind == kind)])
+    good &= np.abs(at - found - usual) <= np.maximum(usual // 2, _GRAM)
     return np.where(good, found, at - usual), usual
 
 

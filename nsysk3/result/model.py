@@ -147,6 +147,7 @@ class ResultDocument(_Model):
     schema_version: int = SCHEMA_VERSION
     nsysk3_version: str
     simulated: str | None = Field(description="Set when no GPU made the traces.")
+    manifest: dict[str, Any] | None = Field(description="run.json of the run directory, null for bare traces.")
     window: WindowInfo
     reports: list[ReportInfo]
     problems: list[ProblemInfo]
