@@ -372,3 +372,26 @@ def test_collectives_that_synchronise_are_the_ones_matched() -> None:
     # Broadcast and Reduce have a root that need not wait: their ends say nothing.
     assert not {"broadcast", "comm_other", "p2p"} & set(SYNCHRONISING)
     assert match_collectives.__doc__
+
+
+def test_small_messages_bound_the_clock_by_causality(tmp_path: Path) -> None:
+    # Tokens go both ways between two hosts 20 ms apart; nothing is large enough for its ends to coincide.
+    for node, off in ((0, 0), (1, 20 * MS)):
+        export = Export(epoch_ns=EPOCH_NS + off).kernel(GEMM, 0, 1)
+        for step in range(12):
+            at = 100 + step * 1_000 + step * step
+            for op, begin in (("ncclSend", at + node * 400), ("ncclRecv", at + (1 - node) * 400)):
+                start, end = (begin, begin + 5) if op == "ncclSend" else (begin - 50, begin + 60)
+                export.nccl("ncclGroupStart", start - 9, start - 8.9)
+                export.nccl(op, start - 8.8, start - 8.6, comm=5, size=8, peer=1 - node)
+                export.nccl("ncclGroupEnd", start - 8.5, start - 7)
+                export.kernel(SENDRECV, start, end, stream=30, launch=(start - 8, start - 7.5))
+        export.write(tmp_path / f"node{node}.sqlite")
+    result = analyze(tmp_path)
+    edge, clock = result.document.clock.edges[0], result.document.clock.reports[1]
+    assert edge.kind == "causality"
+    assert clock.uncertainty_ns is not None
+    assert abs(clock.offset_ns - 20 * MS) <= clock.uncertainty_ns < 200_000
+    assert result.p2p["kind"].unique().to_list() == ["result"]
+    assert result.p2p.height == 24
+    assert (result.p2p["recv_end_utc_ns"] + clock.uncertainty_ns >= result.p2p["send_start_utc_ns"]).all()

@@ -30,7 +30,7 @@ from nsysk3.analysis.sentences import sentences
 from nsysk3.analysis.stability import stability
 from nsysk3.analysis.stragglers import straggler_table
 from nsysk3.analysis.summaries import budget_summary, summary, top_kernels
-from nsysk3.analysis.windows import capture_windows, explicit_windows, parse_window
+from nsysk3.analysis.windows import capture_windows, explicit_windows, parse_window, within
 from nsysk3.classify import RuleSet
 from nsysk3.result.model import (
     ClockInfo,
@@ -78,6 +78,8 @@ def analyze(
     gaps = stage_gaps(events, found.pairs.select(pl.col("recv_event").alias("event"), "kind"))
     by_rank = budgets(events, windows, gaps)
     steady = stability(loaded.ranks, captures, _recordings(loaded.reports, found.clocks), counted)
+    collectives = within(found.collectives, windows, "rank", "start_utc_ns")
+    pairs = within(found.pairs, windows, "dst_rank", "recv_start_utc_ns")
     stages = infer_stages(loaded.ranks, found.pairs)
     ranks = rank_table(loaded.ranks, windows, counted, by_rank, steady)
     kernels = kernel_table(counted, loaded.names)
@@ -93,12 +95,12 @@ def analyze(
         "categories": category_table(counted).with_columns(pl.col("role").cast(pl.String)),
         "kernels": kernels.with_columns(pl.col("role").cast(pl.String)),
         "unclassified": unclassified_table(kernels),
-        "collectives": found.collectives.rename({"role": "op"}).drop("event"),
-        "p2p": found.pairs.drop("send_event", "recv_event"),
+        "collectives": collectives.rename({"role": "op"}).drop("event"),
+        "p2p": pairs.drop("send_event", "recv_event"),
         "p2p_unmatched": found.lonely,
-        "pipeline": pipeline_table(events, stages, windows, by_rank, found.pairs, None),
-        "bandwidth": bandwidth_table(found.collectives, found.pairs, reference),
-        "stragglers": straggler_table(found.collectives),
+        "pipeline": pipeline_table(events, stages, windows, by_rank, pairs, None),
+        "bandwidth": bandwidth_table(collectives, pairs, reference),
+        "stragglers": straggler_table(collectives),
     }
     document = _document(loaded, tables, found, WindowInfo(asked=window, used=window), ruleset)
     return Result(document, tables)

@@ -6,6 +6,7 @@ import polars as pl
 
 from nsysk3.analysis.budget import WAITS, Budget, time_budget
 from nsysk3.analysis.intervals import Intervals
+from nsysk3.analysis.windows import within
 from nsysk3.classify import COMM_ROLES
 
 UNCLASSIFIED = "UNCLASSIFIED"
@@ -19,9 +20,7 @@ SPLITS = ("exposed_wait_ns", "exposed_transfer_ns", "exposed_unresolved_ns", "ov
 
 def in_window(events: pl.DataFrame, windows: pl.DataFrame) -> pl.DataFrame:
     """Events that start inside their rank's window: what counts, sums and percentiles are taken over."""
-    bounds = windows.select("rank", pl.col("start").alias("_low"), pl.col("end").alias("_high"))
-    inside = (pl.col("start") >= pl.col("_low")) & (pl.col("start") < pl.col("_high"))
-    return events.join(bounds, on="rank", maintain_order="left").filter(inside).drop("_low", "_high")
+    return within(events, windows, "rank", "start")
 
 
 def budgets(

@@ -130,7 +130,11 @@ def _ends_together(a: Ints, b: Ints, one_clock: bool) -> float:
 
 
 def observe_p2p(halves: pl.DataFrame) -> dict[tuple[int, int], list[Observations]]:
-    """Clock differences between reports from their boundaries: ends of large messages, causality of all."""
+    """Clock differences between reports from their boundaries.
+
+    The two ends of a large message nearly coincide.  A small one is buffered, and tells only that it cannot have been
+    received before it was sent: over both directions that bounds the offset from both sides.
+    """
     found: dict[tuple[int, int], list[Observations]] = {}
     known = halves.filter(pl.col("src").is_not_null() & pl.col("dst").is_not_null())
     for _, part in known.group_by("src", "dst", "bytes", maintain_order=True):
@@ -138,22 +142,30 @@ def observe_p2p(halves: pl.DataFrame) -> dict[tuple[int, int], list[Observations
         if sends.is_empty() or recvs.is_empty() or sends["report"][0] == recvs["report"][0]:
             continue
         a, b = int(sends["report"][0]), int(recvs["report"][0])
-        known_size = part["bytes"][0]
-        shortest = part["dur"].median()
-        large = (
-            known_size >= ACTIVATION_BYTES
-            if known_size is not None
-            else isinstance(shortest, float) and shortest > _LONG_NS
-        )
-        if not large:
-            continue
-        seen = observe_ends(sends["end"].to_numpy(), recvs["end"].to_numpy())
+        seen = observe_ends(sends["end"].to_numpy(), recvs["end"].to_numpy()) if _is_large(part) else None
+        if seen is None:
+            seen = _causal(sends, recvs)
         if seen is None:
             continue
         if a > b:
-            seen = Observations(seen.time_ns + seen.delta_ns, -seen.delta_ns)
+            seen = Observations(seen.time_ns + seen.delta_ns, -seen.delta_ns, -seen.high_ns, -seen.low_ns)
         found.setdefault((min(a, b), max(a, b)), []).append(seen)
     return found
+
+
+def _is_large(part: pl.DataFrame) -> bool:
+    size, middle = part["bytes"][0], part["dur"].median()
+    if size is not None:
+        return bool(size >= ACTIVATION_BYTES)
+    return isinstance(middle, float) and middle > _LONG_NS
+
+
+def _causal(sends: pl.DataFrame, recvs: pl.DataFrame) -> Observations | None:
+    """The most by which the receiver's clock can be ahead; only where both sides show as many messages."""
+    if sends.height != recvs.height:
+        return None
+    none = np.empty(0, np.int64)
+    return Observations(none, none, high_ns=float((recvs["end"].to_numpy() - sends["start"].to_numpy()).min()))
 
 
 def match_p2p(halves: pl.DataFrame, clocks: Clocks) -> pl.DataFrame:

@@ -67,3 +67,10 @@ def explicit_windows(captures: pl.DataFrame, spec: WindowSpec) -> pl.DataFrame:
         pl.col("start").clip(low, high).alias("start"),
         pl.max_horizontal(pl.col("start").clip(low, high), pl.col("end").clip(low, high)).alias("end"),
     )
+
+
+def within(table: pl.DataFrame, windows: pl.DataFrame, rank: str, time: str) -> pl.DataFrame:
+    """Rows whose ``time`` (UTC ns) lies in the window of the rank in column ``rank``."""
+    bounds = windows.select(pl.col("rank").alias(rank), pl.col("start").alias("_low"), pl.col("end").alias("_high"))
+    joined = table.join(bounds, on=rank, maintain_order="left")
+    return joined.filter((pl.col(time) >= pl.col("_low")) & (pl.col(time) < pl.col("_high"))).drop("_low", "_high")
