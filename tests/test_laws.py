@@ -16,7 +16,7 @@ import polars as pl
 import pytest
 from conftest import FIXTURES
 from exports import ALLREDUCE, GEMM, SENDRECV, Export, two_ranks
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 import nsysk3
@@ -155,7 +155,7 @@ def plain_budget(events: pl.DataFrame, low: int, high: int, stage: set[int]) -> 
         (start, end, role, end - start if wait is None else wait, state or "unresolved", api_end)
         for start, end, role, wait, state, api_end in events.iter_rows()
     ]
-    spent: Counter[str] = Counter()
+    buckets = []
     for at in range(low, high):
         running = [row for row in rows if row[0] <= at < row[1]]
         roles = {role for _, _, role, *_ in running}
@@ -165,22 +165,28 @@ def plain_budget(events: pl.DataFrame, low: int, high: int, stage: set[int]) -> 
             if role in COMM_ROLES
         ]
         if comm and "compute" in roles:
-            bucket = "overlap"
+            buckets.append("overlap")
         elif "compute" in roles or "fused" in roles:
-            bucket = "compute" if "compute" in roles else "fused"
+            buckets.append("compute" if "compute" in roles else "fused")
         elif comm:
             state, role = min(comm, key=lambda each: (STATES.index(each[0]), COMM_ROLES.index(each[1])))
-            bucket = f"exposed_{role if state == 'transfer' else state}"
+            buckets.append(f"exposed_{role if state == 'transfer' else state}")
         elif roles:
-            bucket = "graph" if "graph" in roles else "copy"
-        elif at in stage:
-            bucket = "idle_stage_idle"
+            buckets.append("graph" if "graph" in roles else "copy")
         else:
-            following = next((row for row in rows if row[0] > at), None)
-            waits_for_host = following is not None and following[5] is not None and at < following[5]
-            bucket = "idle_launch_gap" if waits_for_host else "idle_other"
-        spent[bucket] += 1
-    return spent
+            buckets.append("idle_stage_idle" if at in stage else "idle_other")
+    # An idle stretch ends with the next work; until the call that launched it had returned, the host was late.
+    returned = None
+    for at in reversed(range(low, high)):
+        if buckets[at - low] != "idle_other":
+            returned = None
+            continue
+        if returned is None:
+            launched = next((row[5] for row in rows if row[0] > at), None)
+            returned = low if launched is None else launched
+        if at < returned:
+            buckets[at - low] = "idle_launch_gap"
+    return Counter(buckets)
 
 
 @settings(max_examples=400)
@@ -232,6 +238,8 @@ def test_two_halves_of_a_window_add_up(events: pl.DataFrame, low: int, first: in
 
 # --- whole traces
 
+# Each example is a file written and analysed: no minutes of making a failing one smaller.
+TRACES = settings(phases=[Phase.explicit, Phase.reuse, Phase.generate])
 NAMES = [
     GEMM,
     ALLREDUCE,
@@ -276,7 +284,7 @@ def traces(draw: st.DrawFn) -> Export:
     export = Export()
     for (pid, device), uuid in zip(PROCESSES, ("uuid-0", "uuid-1"), strict=True):
         export.gpu(device, cuda=device, uuid=uuid).cuda_device(pid, device, device)
-        export.kernel(GEMM, 0, 1, pid=pid, device=device).kernel(GEMM, 200, 201, pid=pid, device=device)
+        export.kernel(GEMM, 0, 1, pid=pid, device=device).kernel(GEMM, 260, 261, pid=pid, device=device)
     place = st.sampled_from(PROCESSES)
     when = st.integers(1, 190)
     for (pid, device), name, start, length, stream, launched in draw(
@@ -309,7 +317,7 @@ def analyzed(export: Export, **options: Any) -> Result:
         return nsysk3.analyze(export.write(place / "r.sqlite"), **options)
 
 
-@settings(max_examples=25)
+@settings(TRACES, max_examples=25)
 @given(traces())
 def test_numbers_of_a_trace_hold_together(export: Export) -> None:
     result = analyzed(export)
@@ -318,7 +326,7 @@ def test_numbers_of_a_trace_hold_together(export: Export) -> None:
     counted = {rank: rest for rank, *rest in kernels.iter_rows()}
     by_role = {(rank, role): count for rank, role, count in result.roles.select("rank", "role", "count").iter_rows()}
     for index, rank in enumerate(result.document.ranks):
-        assert spent[index] == rank.window_ns == 201_000
+        assert spent[index] == rank.window_ns == 261_000
         for name in ("overlap_ratio", "exposed_comm_share", "unclassified_share", "coverage"):
             value = getattr(rank, name)
             assert value is None or 0 <= value <= 1
@@ -339,7 +347,7 @@ def same_tables(one: Result, other: Result, *, but: tuple[str, ...] = ()) -> Non
         assert left.equals(right), name
 
 
-@settings(max_examples=20)
+@settings(TRACES, max_examples=20)
 @given(traces(), st.randoms(use_true_random=False))
 def test_the_order_of_rows_in_the_file_changes_nothing(export: Export, shuffle: random.Random) -> None:
     before = analyzed(export)
@@ -347,7 +355,8 @@ def test_the_order_of_rows_in_the_file_changes_nothing(export: Export, shuffle: 
         shuffle.shuffle(rows)
     after = analyzed(export)
     same_tables(before, after)
-    assert before.document == after.document
+    left, right = (result.document.model_dump(exclude={"reports": {"__all__": {"path"}}}) for result in (before, after))
+    assert left == right
 
 
 def moved(export: Export, nanoseconds: int) -> Export:
@@ -360,7 +369,7 @@ def moved(export: Export, nanoseconds: int) -> Export:
     return other
 
 
-@settings(max_examples=15)
+@settings(TRACES, max_examples=15)
 @given(traces(), st.integers(-900_000_000, 10**15))
 def test_when_it_all_happened_changes_nothing_but_the_date(export: Export, by: int) -> None:
     before, after = analyzed(export), analyzed(moved(export, by))
@@ -385,7 +394,7 @@ def per_process(export: Export, pid: int) -> Export:
     return other
 
 
-@settings(max_examples=15)
+@settings(TRACES, max_examples=15)
 @given(traces())
 def test_one_report_or_one_for_each_process_gives_the_same_ranks(export: Export) -> None:
     together = analyzed(export).rank_metrics.select(SECTION_4)
@@ -418,19 +427,19 @@ def test_a_real_report_cut_by_process_gives_the_same_ranks(trace: str, tmp_path:
     assert apart.rank_metrics.select(SECTION_4).equals(whole.rank_metrics.select(SECTION_4))
 
 
-@settings(max_examples=15)
-@given(traces(), st.integers(1, 200_999))
+@settings(TRACES, max_examples=15)
+@given(traces(), st.integers(1, 260_999))
 def test_two_windows_that_meet_add_up_to_the_capture(export: Export, cut: int) -> None:
     with folder() as place:
         run = nsysk3.load(export.write(place / "r.sqlite"))
-    whole = nsysk3.analyze(run).rank_metrics
-    halves = [nsysk3.analyze(run, window=w).rank_metrics for w in (f"0ns:{cut}ns", f"{cut}ns:201000ns")]
+        whole = nsysk3.analyze(run).rank_metrics
+        halves = [nsysk3.analyze(run, window=w).rank_metrics for w in (f"0ns:{cut}ns", f"{cut}ns:261000ns")]
     sums = [name for name in SECTION_4 if name.endswith(("_ns", "_count")) and name[-6:-3] not in ("p50", "p95", "p99")]
     for name in sums:
         assert (halves[0][name] + halves[1][name]).to_list() == whole[name].to_list(), name
 
 
-@settings(max_examples=10)
+@settings(TRACES, max_examples=10)
 @given(traces())
 def test_a_result_saved_and_loaded_is_the_same(export: Export) -> None:
     result = analyzed(export)
@@ -478,13 +487,19 @@ def test_windows_are_read_with_their_units(text: str, low: int | None, high: int
 
 @pytest.mark.parametrize(
     "text", ["", ":", "1:", ":2", "1", "a:b", "1:1", "2:1", ".:1", "1.2.3:4", "1h:2h", "nan:1", "1e3:1e4", "Capture",
-             "99999999999999999999s:999999999999999999999s", "0:99999999999", "-99999999999:1"]
+             "99999999999999999999s:999999999999999999999s"]
 )  # fmt: skip
 def test_other_windows_are_one_line(text: str) -> None:
     with pytest.raises(InputError) as error:
         nsysk3.analyze(FIXTURES / "h200" / "graph.sqlite", window=text)
     assert f"--window {text!r}" in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("text", ["0:99999999999", "-99999999999999999999:99999999999999999999"])
+def test_a_window_far_beyond_the_trace_is_all_of_it(text: str) -> None:
+    trace = FIXTURES / "h200" / "graph.sqlite"
+    assert nsysk3.analyze(trace, window=text).rank_metrics.equals(nsysk3.analyze(trace).rank_metrics)
 
 
 @given(

@@ -30,7 +30,8 @@ _INSTANCE = ["rank", "forward", "layer"]
 
 def moe_layers(events: pl.DataFrame) -> pl.DataFrame:
     """``rank``, ``layer``, ``moe``: whether the layer ran routed experts, in any forward."""
-    return _moe_layers(_flagged(events.filter(pl.col("layer").is_not_null()), "experts", "experts_module"))
+    seen = events.filter(pl.col("layer").is_not_null()).select("rank", "layer", "category", "module").unique()
+    return _moe_layers(_with_flags(seen, "experts", "experts_module"))
 
 
 def collective_kinds(events: pl.DataFrame) -> pl.DataFrame:
@@ -38,12 +39,12 @@ def collective_kinds(events: pl.DataFrame) -> pl.DataFrame:
 
     ``events`` have layers (attribute_layers).  The first of these that tells decides, and ``kind_source`` names it:
 
-    * ``range``: the module that launched it.  SGLang launches the attention's AllReduce inside the layer but between the
-      modules ``self_attn`` and ``mlp``, and a dense layer's at the start of the next layer.
+    * ``range``: the module that launched it.  SGLang launches the attention's AllReduce inside the layer but between
+      the modules ``self_attn`` and ``mlp``, and a dense layer's at the start of the next layer.
     * ``name``: a fused kernel whose name says what it finishes.
-    * ``neighbours``: what ran since the AllReduce before it: attention, experts, a dense activation, the embedding.  An
-      AllGather is the pipeline boundary's when it follows a receive on a stream other than the compute stream, the logits'
-      when sampling comes next.
+    * ``neighbours``: what ran since the AllReduce before it: attention, experts, a dense activation, the embedding.
+      An AllGather is the pipeline boundary's when it follows a receive on a stream other than the compute stream, the
+      logits' when sampling comes next.
     * ``bytes``: two sizes whose ratio is the model's.
     * ``position``: first or second of its layer, or before the first layer of its forward.
 
@@ -75,15 +76,23 @@ def moe_shares(events: pl.DataFrame) -> pl.DataFrame:
 
 
 def _flagged(events: pl.DataFrame, *flags: str) -> pl.DataFrame:
-    """Events in launch order a rank, with ``order`` and what their category and module are; a flag is never null."""
+    """Events in launch order a rank, with ``order`` and what their category and module are."""
     events = events.sort("rank", pl.coalesce("api_start", "start"), "start", "stream", "name_id")
+    events = _with_flags(events, *flags)
+    return events.select([name for name in _NEEDED if name in events.columns] + list(flags)).with_row_index("order")
+
+
+def _with_flags(events: pl.DataFrame, *flags: str) -> pl.DataFrame:
+    """Events with what their category and module are; a flag is never null."""
     for column, patterns in (("category", _BY_CATEGORY), ("module", _BY_MODULE)):
         # A handful of distinct values, over millions of events.
         distinct = events.select(pl.col(column).unique())
         text = pl.col(column).cast(pl.String)
-        said = distinct.with_columns(text.str.contains(patterns[name]).fill_null(False).alias(name) for name in flags if name in patterns)
+        said = distinct.with_columns(
+            text.str.contains(patterns[name]).fill_null(False).alias(name) for name in flags if name in patterns
+        )
         events = events.join(said, on=column, how="left", nulls_equal=True, maintain_order="left")
-    return events.select([name for name in _NEEDED if name in events.columns] + list(flags)).with_row_index("order")
+    return events
 
 
 def _moe_layers(flagged: pl.DataFrame) -> pl.DataFrame:
@@ -107,17 +116,22 @@ def _with_surroundings(ordered: pl.DataFrame, chosen: pl.Expr) -> pl.DataFrame:
         *[flag.cast(pl.Int32).cum_sum().alias(name) for name, flag in since.items()],
         *[pl.when(flag).then("order").backward_fill().over("rank").alias(name) for name, flag in following.items()],
     )
-    # Counts run on from rank to rank, and so start anew with the first of a rank.
-    first = chosen_rows.group_by("rank").agg(pl.col(name).first().alias(f"{name}_first") for name in since)
-    at = chosen_rows.filter("chosen").join(first, on="rank", how="left", maintain_order="left")
+    # Counts run on from rank to rank, and so begin at what the rank before ended with.
+    base = chosen_rows.group_by("rank", maintain_order=True).agg(pl.last(name).alias(f"{name}_base") for name in since)
+    base = base.with_columns(pl.col(f"{name}_base").shift(1, fill_value=0) for name in since)
+    at = chosen_rows.filter("chosen").join(base, on="rank", how="left", maintain_order="left")
     counted = at.select(
         *following,
         *[
-            (pl.col(name) - pl.col(name).shift(1).over("rank").fill_null(pl.col(f"{name}_first"))).alias(name)
+            (pl.col(name) - pl.col(name).shift(1).over("rank").fill_null(pl.col(f"{name}_base"))).alias(name)
             for name in since
         ],
     )
-    return ordered.filter(chosen).hstack(counted).join(_compute_streams(ordered), on="rank", how="left", maintain_order="left")
+    return (
+        ordered.filter(chosen)
+        .hstack(counted)
+        .join(_compute_streams(ordered), on="rank", how="left", maintain_order="left")
+    )
 
 
 def _compute_streams(ordered: pl.DataFrame) -> pl.DataFrame:
@@ -148,7 +162,10 @@ def _placed(reduces: pl.DataFrame, ordered: pl.DataFrame, moe: pl.DataFrame) -> 
     size = pl.col("nccl_bytes")
     sizes = placed.select("rank", (size * large).alias("scaled")).unique()
     placed = placed.with_columns((size * small).alias("scaled")).join(
-        sizes.drop_nulls().with_columns(pl.lit(True).alias("large")), on=["rank", "scaled"], how="left", maintain_order="left"
+        sizes.drop_nulls().with_columns(pl.lit(True).alias("large")),
+        on=["rank", "scaled"],
+        how="left",
+        maintain_order="left",
     )
     inside = pl.col("layer").is_not_null()
     return placed.with_columns(

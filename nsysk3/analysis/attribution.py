@@ -21,16 +21,18 @@ REASONS = pl.Enum(
     [GRAPH_REPLAY, BOUNDARY, NO_NVTX, LAUNCH_UNKNOWN, OTHER_THREAD, BETWEEN, OUTSIDE, NO_PERIOD, OUTSIDE_PERIOD]
 )
 LAYER_SOURCES = pl.Enum(["nvtx", "graph order", "period"])
-_FOUND_SCHEMA = {"row": pl.UInt32, "layer": pl.Int32, "module": pl.Categorical, "host_forward": pl.UInt32}
+_FOUND_SCHEMA = pl.Schema(
+    {"row": pl.UInt32(), "layer": pl.Int32(), "module": pl.Categorical(), "host_forward": pl.UInt32()}
+)
 
 
 def attribute_by_ranges(
     events: pl.DataFrame, ranks: pl.DataFrame, marked: pl.DataFrame, host_forwards: pl.DataFrame
 ) -> pl.DataFrame:
-    """Events, in their order, with ``layer``, ``module``, ``host_forward``, ``forward``, ``layer_source`` and ``reason``.
+    """Events, in their order, with ``layer``, ``module``, ``forward``, ``host_forward``, ``layer_source``, ``reason``.
 
-    ``events`` need rank, report, tid, api_start, graph_node, kind and role; ``marked`` is of one stack (main_stack) and
-    ``host_forwards`` are its forward_ranges.
+    ``events`` need rank, report, tid, api_start, graph_node, kind and role; ``marked`` is of one stack (main_stack)
+    and ``host_forwards`` are its forward_ranges.
 
     * ``layer`` (Int32): the innermost layer range that held the launch, on the launching thread.  Ranges run ahead of
       the GPU, so those open while a kernel ran say nothing.
@@ -45,7 +47,9 @@ def attribute_by_ranges(
     joined = numbered.join(found, on="row", how="left", maintain_order="left").drop("row")
     replayed = pl.col("graph_node").is_not_null() | (pl.col("kind") == "graph")
     joined = joined.with_columns(pl.when(~replayed).then(name).alias(name) for name in ("layer", "module"))
-    joined = joined.join(_numbers(joined, host_forwards), on=["rank", "host_forward"], how="left", maintain_order="left")
+    joined = joined.join(
+        _numbers(joined, host_forwards), on=["rank", "host_forward"], how="left", maintain_order="left"
+    )
     return joined.with_columns(
         pl.when(pl.col("layer").is_not_null()).then(pl.lit("nvtx", LAYER_SOURCES)).alias("layer_source"),
         _reason(replayed, ranks, marked),
@@ -91,8 +95,8 @@ def _rows(frame: pl.DataFrame, index: pl.Series) -> pl.DataFrame:
 def _numbers(joined: pl.DataFrame, host_forwards: pl.DataFrame) -> pl.DataFrame:
     """``rank``, ``host_forward``, ``forward``: the number of each forward that a rank launched work in.
 
-    The markers' own numbers, which mean the same micro-batch on every rank, when no thread repeats one; a forward whose
-    marker the capture missed counts on from its neighbours.  Otherwise each rank counts its forwards from 0.
+    The markers' own numbers, which mean the same micro-batch on every rank, when no thread repeats one; a forward
+    whose marker the capture missed counts on from its neighbours.  Otherwise each rank counts its forwards from 0.
     """
     index = pl.int_range(pl.len()).over("report", "tid")
     shift = (pl.col("number") - index).backward_fill().forward_fill().over("report", "tid")

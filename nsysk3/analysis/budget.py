@@ -127,6 +127,7 @@ def _sets(events: pl.DataFrame, low: int, high: int) -> tuple[dict[str, Interval
             rows["wait_state"].fill_null("unresolved") if split else pl.repeat("unresolved", rows.height, eager=True)
         )
         wait = rows["wait_ns"].fill_null(end - start).to_numpy() if split else end - start
+        wait = np.where((state == "transfer").to_numpy(), 0, wait)
         for kind in ("transfer", *state.unique().to_list()):
             mine = np.full(len(start), True) if kind == "transfer" else (state == kind).to_numpy()
             first, last = ((start + wait), end) if kind == "transfer" else (start, start + wait)
@@ -160,11 +161,12 @@ def _idle_kinds(events: pl.DataFrame, idle: Intervals, stage_gaps: Intervals | N
     if "api_end" in events.columns and len(idle.start):
         # The next work's launch call had not returned: the host, not the GPU, was late.
         starts = events["start"].to_numpy()
-        launched = events["api_end"].fill_null(0).to_numpy()
+        unknown = int(idle.start[0])  # returned before any of it: no gap to lay at the host's door
+        launched = events["api_end"].fill_null(unknown).to_numpy()
         order = np.argsort(starts, kind="stable")
         following = np.searchsorted(starts[order], idle.end, side="left")
         known = following < len(starts)
-        returned = np.zeros(len(idle.start), np.int64)
+        returned = np.full(len(idle.start), unknown, np.int64)
         returned[known] = launched[order][following[known]]
         kinds["launch_gap"] = int(np.clip(returned - idle.start, 0, idle.end - idle.start).sum())
     kinds["other"] = idle.length - kinds["launch_gap"]

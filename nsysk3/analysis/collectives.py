@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from nsysk3.analysis.clocks import Clocks, Observations
 from nsysk3.analysis.comm_events import SYNCHRONISING
-from nsysk3.analysis.sequences import estimate_shift, nearest
+from nsysk3.analysis.sequences import Shift, estimate_shift, nearest
 
 Ints = NDArray[np.int64]
 
@@ -43,8 +43,11 @@ def observe_collectives(comm: pl.DataFrame) -> dict[tuple[int, int], list[Observ
 def observe_ends(a: Ints, b: Ints) -> Observations | None:
     """Matched differences of two sequences of ends, None when nothing ties them together."""
     shift = estimate_shift(a, b)
-    if shift is None:
-        return None
+    return None if shift is None else matched_ends(a, b, shift)
+
+
+def matched_ends(a: Ints, b: Ints, shift: Shift) -> Observations | None:
+    """Differences of the ends that belong together when b's clock is about ``shift`` ahead, None when there are none."""
     spacing = int(np.median(np.diff(a))) if len(a) > 1 else _SCATTER_NS
     # Drift moves ends away from the median shift; a quarter of the spacing still tells instances apart.
     at = nearest(a + shift.delta_ns, b, max(8 * shift.spread_ns, _SCATTER_NS, spacing // 4))

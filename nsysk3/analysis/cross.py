@@ -66,8 +66,12 @@ def _hidden_waits(events: pl.DataFrame) -> pl.DataFrame:
     numbered = events.with_row_index("event").with_columns(pl.col("event").cast(pl.Int64))
     parts = [pl.DataFrame(schema={"event": pl.Int64, "hidden": pl.Int64})]
     waiting = numbered.filter((pl.col("role") == "p2p") & pl.col("wait_ns").is_not_null())
-    for (rank,), waits in waiting.group_by("rank"):
-        work = events.filter((pl.col("rank") == rank) & pl.col("role").is_in(["compute", "fused"]))
+    if waiting.is_empty():
+        return parts[0]
+    ours = events.select("rank", "start", "end", "role").filter(pl.col("role").is_in(["compute", "fused"]))
+    by_rank = ours.partition_by("rank", as_dict=True)
+    for key, waits in waiting.group_by("rank"):
+        work = by_rank.get(key, ours.clear())
         busy = union(work["start"].to_numpy(), work["end"].to_numpy())
         start = waits["start"].to_numpy()
         hidden = covered(busy, start + waits["wait_ns"].to_numpy()) - covered(busy, start)

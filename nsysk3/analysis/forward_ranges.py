@@ -9,26 +9,31 @@ from nsysk3.analysis.layer_names import KINDS
 from nsysk3.analysis.marked_ranges import at_or_before, by_thread
 from nsysk3.analysis.nesting import parents
 
+# Modules that run before the first layer and after the last.
+_BEFORE = r"^embed"
+_AFTER = r"^(?:norm|lm_head|logits_processor)$"
 SOURCES = pl.Enum(["marker", "model range", "layer order", "period"])
-HOST_FORWARD_SCHEMA = {
-    "report": pl.Int64,
-    "tid": pl.Int64,
-    "start": pl.Int64,
-    "end": pl.Int64,
-    "number": pl.Int64,
-    "tokens": pl.Int64,
-    "truncated": pl.Boolean,
-    "source": SOURCES,
-}
+HOST_FORWARD_SCHEMA = pl.Schema(
+    {
+        "report": pl.Int64(),
+        "tid": pl.Int64(),
+        "start": pl.Int64(),
+        "end": pl.Int64(),
+        "number": pl.Int64(),
+        "tokens": pl.Int64(),
+        "truncated": pl.Boolean(),
+        "source": SOURCES,
+    }
+)
 
 
 def forward_ranges(marked: pl.DataFrame) -> pl.DataFrame:
     """Forwards as the host ran them: HOST_FORWARD_SCHEMA, sorted by (report, tid, start), disjoint on a thread.
 
-    ``start`` and ``end`` are host times (UTC ns) and run ahead of the GPU.  In order of preference: nsysk3's own forward
-    markers; the outermost model ranges that hold layers; and layers outside both (the capture began inside the
-    forward, or only layers are marked), where a new forward begins when the layer number falls back.  ``number`` is the
-    marker's.  ``tokens`` is what the first range inside that states its input says, null when none does.
+    ``start`` and ``end`` are host times (UTC ns) and run ahead of the GPU.  In order of preference: nsysk3's own
+    forward markers; the outermost model ranges that hold layers; and layers outside both (the capture began inside the
+    forward, or only layers are marked), where a new forward begins when the layer number falls back.  ``number`` is
+    the marker's.  ``tokens`` is what the first range inside that states its input says, null when none does.
     """
     useful = marked.filter(pl.col("kind").is_in(["forward", "model", "layer"]))
     parts = [_thread_forwards(part) for part in by_thread(useful).values()]
@@ -47,11 +52,33 @@ def _thread_forwards(ranges: pl.DataFrame) -> pl.DataFrame:
     # A model range around markers is a loop over forwards, not one of them.
     holds_marker = at_or_before(starts, finish) > at
     rest = ranges.filter(pl.Series(~in_marker & ~holds_marker) & (pl.col("kind") != "forward"))
-    roots = _outermost(rest).with_row_index("root")
+    roots = _outermost(rest)
     layers = rest.filter(pl.col("kind") == "layer")
-    held = np.unique(at_or_before(roots["start"].to_numpy(), layers["start"].to_numpy()))
-    roots = roots.filter(pl.col("root").is_in(held)).drop("root")
-    return pl.concat([_as_forward(markers, "marker"), _from_roots(roots, markers)])
+    held = np.zeros(roots.height, bool)
+    held[np.unique(at_or_before(roots["start"].to_numpy(), layers["start"].to_numpy()))] = True
+    whole = _with_ends(roots.filter(pl.Series(held)), roots.filter(pl.Series(~held)))
+    return pl.concat([_as_forward(markers, "marker"), _from_roots(whole, markers)])
+
+
+def _with_ends(roots: pl.DataFrame, others: pl.DataFrame) -> pl.DataFrame:
+    """Model ranges with layers, stretched over the embedding before and the logits after them.
+
+    SGLang embeds outside the language model's own range when the model is multimodal.
+    """
+    start, end = roots["start"].to_numpy().copy(), roots["end"].to_numpy().copy()
+    module = pl.col("module").cast(pl.String)
+    before = others.filter(module.str.contains(_BEFORE).fill_null(False))
+    after = others.filter(module.str.contains(_AFTER).fill_null(False))
+    following = np.searchsorted(start, before["start"].to_numpy(), side="right")
+    preceding = at_or_before(start, after["start"].to_numpy())
+    first, last = following < len(start), preceding >= 0
+    np.minimum.at(start, following[first], before["start"].to_numpy()[first])
+    np.maximum.at(end, preceding[last], after["end"].to_numpy()[last])
+    model = pl.col("kind") == "model"
+    return roots.with_columns(
+        pl.when(model).then(pl.Series(start)).otherwise("start").alias("start"),
+        pl.when(model).then(pl.Series(end)).otherwise("end").alias("end"),
+    )
 
 
 def _outermost(ranges: pl.DataFrame) -> pl.DataFrame:
@@ -96,7 +123,9 @@ def _from_roots(roots: pl.DataFrame, markers: pl.DataFrame) -> pl.DataFrame:
 
 
 def _with_tokens(forwards: pl.DataFrame, ranges: pl.DataFrame) -> pl.DataFrame:
-    said = ranges.filter(pl.col("tokens").is_not_null()).select("report", "tid", pl.col("start").alias("said"), "tokens")
+    said = ranges.filter(pl.col("tokens").is_not_null()).select(
+        "report", "tid", pl.col("start").alias("said"), "tokens"
+    )
     return (
         forwards.join_asof(
             said.sort("report", "tid", "said"),

@@ -14,9 +14,9 @@ def prefill_windows(
 ) -> pl.DataFrame:
     """Per rank ``rank``, ``start``, ``end`` (UTC ns), ``reason``: first to last whole forward of the marked range.
 
-    ``captures`` are capture_windows, ``forwards`` forward_table's rows.  The marked range is nsysk3.prefill_window of the
-    rank's process; without one it is the capture.  A forward belongs to it when the host began it inside.  ``reason`` is
-    null, or says why the window is the whole capture instead.
+    ``captures`` are capture_windows, ``forwards`` forward_table's rows.  The marked range is nsysk3.prefill_window of
+    the rank's process; without one it is the capture.  A forward belongs to it when the host began it inside.
+    ``reason`` is null, or says why the window is the whole capture instead.
     """
     windows = marked.filter(pl.col("kind") == "window").select(
         "report", pid_of(pl.col("tid")).alias("pid"), pl.col("start").alias("opened"), pl.col("end").alias("closed")

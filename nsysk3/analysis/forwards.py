@@ -6,19 +6,21 @@ import polars as pl
 
 from nsysk3.analysis.forward_ranges import SOURCES
 
-FORWARD_SCHEMA = {
-    "rank": pl.Int32,
-    "stage": pl.Int64,
-    "forward": pl.Int32,
-    "start_utc_ns": pl.Int64,
-    "end_utc_ns": pl.Int64,
-    "kernels": pl.Int64,
-    "tokens": pl.Int64,
-    "whole": pl.Boolean,
-    "reason": pl.String,
-    "source": SOURCES,
-    "launched_utc_ns": pl.Int64,
-}
+FORWARD_SCHEMA = pl.Schema(
+    {
+        "rank": pl.Int32(),
+        "stage": pl.Int64(),
+        "forward": pl.Int32(),
+        "start_utc_ns": pl.Int64(),
+        "end_utc_ns": pl.Int64(),
+        "kernels": pl.Int64(),
+        "tokens": pl.Int64(),
+        "whole": pl.Boolean(),
+        "reason": pl.String(),
+        "source": SOURCES,
+        "launched_utc_ns": pl.Int64(),
+    }
+)
 _KEY = ["rank", "forward"]
 # A pass of fewer tokens than this part of the usual is of another kind.
 _SAME_TOKENS = 0.5
@@ -29,10 +31,10 @@ _SAME_KERNELS = 0.7
 def forward_table(events: pl.DataFrame, ranks: pl.DataFrame, host_forwards: pl.DataFrame) -> pl.DataFrame:
     """One row a (rank, forward), FORWARD_SCHEMA, sorted so.
 
-    ``start_utc_ns``/``end_utc_ns``: first start to last end of the kernels launched in the forward, whatever stream they ran
-    on; pipeline sends and receives are left out, for they wait on other stages.  ``launched_utc_ns``: when the host began
-    it, null when found by period.  ``tokens``: what its module ranges say, null where they do not.  ``whole`` is true
-    when it can be compared with the others, else ``reason`` says why not; see _judged.
+    ``start_utc_ns``/``end_utc_ns``: first start to last end of the kernels launched in the forward, whatever stream
+    they ran on; pipeline sends and receives are left out, for they wait on other stages.  ``launched_utc_ns``: when
+    the host began it, null when found by period.  ``tokens``: what its module ranges say, null where they do not.
+    ``whole`` is true when it can be compared with the others, else ``reason`` says why not; see _judged.
     """
     work = events.filter(pl.col("forward").is_not_null() & (pl.col("kind") != "copy"))
     own = pl.col("role") != "p2p"
@@ -43,7 +45,7 @@ def forward_table(events: pl.DataFrame, ranks: pl.DataFrame, host_forwards: pl.D
         pl.col("host_forward").unique().sort().alias("host_forward"),
     )
     said = host_forwards.with_row_index("host_forward").select("host_forward", "tokens", "truncated", "source", "start")
-    told = rows.explode("host_forward", empty_as_null=True).join(said, on="host_forward", how="left").group_by(_KEY).agg(
+    told = rows.explode("host_forward").join(said, on="host_forward", how="left").group_by(_KEY).agg(
         pl.col("tokens").drop_nulls().first(),
         pl.col("truncated").any(),
         pl.col("source").drop_nulls().first().fill_null(pl.lit("period", SOURCES)),

@@ -6,39 +6,43 @@ import polars as pl
 
 from nsysk3.errors import InputError
 
-KINDS = pl.Enum(["layer", "model", "forward", "window", "boundary", "stage"])
-NAME_SCHEMA = {
-    "kind": KINDS,
-    "stack": pl.String,
-    "layer": pl.Int32,
-    "module": pl.String,
-    "number": pl.Int64,
-    "tokens": pl.Int64,
-}
+KINDS = pl.Enum(["layer", "model", "forward", "window", "boundary"])
+NAME_SCHEMA = pl.Schema(
+    {
+        "kind": KINDS,
+        "stack": pl.String(),
+        "layer": pl.Int32(),
+        "module": pl.String(),
+        "number": pl.Int64(),
+        "tokens": pl.Int64(),
+    }
+)
 
 # Range text comes from the traced program: a name longer than this is not read to its end.
 _SEARCHED_CHARACTERS = 4096
 # SGLang prints a Python dict, not JSON; the module is its first key.  Patterns run in Rust's linear-time engine, so no
 # text can make them slow, and nothing is evaluated.
-_DICT_MODULE = r"""^\{['"]Module['"]: ['"]([^'"]*)['"]"""
+_DICT_MODULE = r"""^\{['"]Module['"]: ['"]([^'"]*)['"][,}]"""
 # [[tokens]] or [[tokens, width]]; inputs with more axes lead with a batch or head count.
 _DICT_TOKENS = r"""['"]Inputs['"]: \[\[(\d{1,10})(?:, \d+)?\]"""
 _PLAIN_PATH = r"^([A-Za-z_]\w*(?:\.\w+)*)$"
 _LAYER_PATH = r"^(?P<stack>[\w.]*?)\.?\b(?:layers|blocks|h)\.(?P<layer>\d{1,6})(?:\.(?P<module>[\w.]+))?$"
 _MARKER = (
-    r"^nsysk3\.(?P<what>forward|layer|stage|prefill_window)(?: (?P<number>\d{1,9}))?(?: .*?\btokens=(?P<tokens>\d{1,10}))?"
+    r"^nsysk3\.(?P<what>forward|layer|prefill_window)"
+    r"(?: (?P<number>\d{1,9}))?(?: .*?\btokens=(?P<tokens>\d{1,10}))?"
 )
-_BOUNDARY = r"^(pp\.(?:send|recv))\b"
+_BOUNDARY = r"^(pp\.(?:send|recv)\w*)"
 
 
 def parse_names(names: pl.Series, layer_regex: str | None = None) -> pl.DataFrame:
     """Read distinct range names (``name``, any text type); names that say nothing about layers are left out.
 
-    Columns: ``name`` as given and NAME_SCHEMA.  ``kind``: ``layer`` (a layer or a module inside one), ``model`` (a module
-    outside any layer), or nsysk3's ``forward``, ``window``, ``stage`` and pipeline ``boundary`` markers.  ``layer`` is the
-    id as written (global over pipeline stages).  ``module`` is the path inside the layer (null for the layer itself), or
-    the last part of a model path.  ``stack`` is the path before the layer number: one model can hold several stacks, such
-    as a vision tower's.  ``number`` comes from the marker, ``tokens`` from the first input's shape (null where not said).
+    Columns: ``name`` as given and NAME_SCHEMA.  ``kind``: ``layer`` (a layer or a module inside one), ``model`` (a
+    module outside any layer), or nsysk3's ``forward``, ``window`` and pipeline ``boundary`` markers.  ``layer`` is the id
+    as written (global over pipeline stages).  ``module`` is the path inside the layer (null for the layer itself), or the
+    last part of a model path.  ``stack`` is the path before the layer number: one model can hold several stacks, such as
+    a vision tower's.  ``number`` is a forward marker's, ``tokens`` comes from it or from the first input's shape (null
+    where not said).
 
     ``layer_regex``: a pattern with a group ``layer`` and optionally ``module``; names it matches are layers whatever
     else they look like.  Raises InputError when it is no regular expression, has no such group or looks around.
@@ -99,7 +103,7 @@ def _described(frame: pl.DataFrame) -> pl.DataFrame:
     )  # fmt: skip
     custom_hit = custom("layer").is_not_null()
     kind = (
-        pl.when(what.is_in(["forward", "stage"]) & number.is_not_null()).then(what)
+        pl.when((what == "forward") & number.is_not_null()).then(what)
         .when(what == "prefill_window").then(pl.lit("window"))
         .when(pl.col("boundary").is_not_null()).then(pl.lit("boundary"))
         .when(layer.is_not_null()).then(pl.lit("layer"))

@@ -6,21 +6,22 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from nsysk3.analysis.layer_names import NAME_SCHEMA, parse_names
+from nsysk3.analysis.layer_names import KINDS, NAME_SCHEMA, parse_names
 from nsysk3.analysis.nesting import parents
-from nsysk3.trace.nvtx import PUSH_POP, START_END
+from nsysk3.trace.nvtx import START_END
 
-MARKED_SCHEMA = {
-    "report": pl.Int64,
-    "tid": pl.Int64,
-    "start": pl.Int64,
-    "end": pl.Int64,
-    "truncated": pl.Boolean,
-    **NAME_SCHEMA,
-    "stack": pl.Categorical,
-    "module": pl.Categorical,
-}
-_ORDER = {"by": ["report", "tid", "start", "end"], "descending": [False, False, False, True], "maintain_order": True}
+MARKED_SCHEMA = pl.Schema(
+    {
+        "report": pl.Int64(),
+        "tid": pl.Int64(),
+        "start": pl.Int64(),
+        "end": pl.Int64(),
+        "truncated": pl.Boolean(),
+        **NAME_SCHEMA,
+        "stack": pl.Categorical(),
+        "module": pl.Categorical(),
+    }
+)
 
 
 def mark_ranges(ranges: pl.DataFrame, report: int = 0, layer_regex: str | None = None) -> tuple[pl.DataFrame, int]:
@@ -35,20 +36,21 @@ def mark_ranges(ranges: pl.DataFrame, report: int = 0, layer_regex: str | None =
         pl.col("stack").cast(pl.Categorical), pl.col("module").cast(pl.Categorical)
     )
     kept = ranges.join(parsed, on="name", how="inner").with_columns(pl.lit(report, pl.Int64).alias("report"))
-    loose = kept["event_type"] == START_END
-    one_thread = loose & (kept["tid"] == kept["end_tid"]).fill_null(False)
-    nested = kept.filter((kept["event_type"] == PUSH_POP) | one_thread).sort(**_ORDER)
-    parts = [_without_crossing(part) for part in nested.partition_by("tid")] if one_thread.any() else [nested]
-    marked = pl.concat(parts) if parts else nested
-    dropped = int(loose.sum()) - int((marked["event_type"] == START_END).sum())
-    return _close_truncated(marked.select(list(MARKED_SCHEMA))), dropped
+    # Nothing is looked up in a window, so it may cross other ranges and threads.
+    loose = (pl.col("event_type") == START_END) & (pl.col("kind") != "window")
+    one_thread = (pl.col("tid") == pl.col("end_tid")).fill_null(False)
+    usable = kept.filter(~loose | one_thread).pipe(_sorted)
+    parts = [_without_crossing(part, loose) for part in usable.partition_by("tid")]
+    marked = pl.concat(parts) if parts else usable
+    return _close_truncated(marked.select(list(MARKED_SCHEMA))), kept.height - marked.height
 
 
 def main_stack(marked: pl.DataFrame) -> pl.DataFrame:
     """Ranges with only one stack of layers left: the one entered most often.
 
-    The layers of another stack (a vision tower, a draft model) become ranges of the model outside any layer, since their
-    numbers would be mixed up with the main stack's.  Of stacks entered equally often, the first by name is the main one.
+    The layers of another stack (a vision tower, a draft model) become ranges of the model outside any layer, since
+    their numbers would be mixed up with the main stack's.  Of stacks entered equally often, the first by name is the
+    main one.
     """
     counts = marked.filter(pl.col("stack").is_not_null()).group_by("stack").len()
     if counts.height < 2:
@@ -56,37 +58,43 @@ def main_stack(marked: pl.DataFrame) -> pl.DataFrame:
     main = counts.sort(pl.col("len"), pl.col("stack").cast(pl.String), descending=[True, False])["stack"][0]
     other = (pl.col("stack") != main).fill_null(False)
     return marked.with_columns(
-        pl.when(other).then(pl.lit("model", NAME_SCHEMA["kind"])).otherwise("kind").alias("kind"),
+        pl.when(other).then(pl.lit("model", KINDS)).otherwise("kind").alias("kind"),
         pl.when(~other).then("layer").alias("layer"),
     )
 
 
-def _without_crossing(part: pl.DataFrame) -> pl.DataFrame:
+def _sorted(ranges: pl.DataFrame) -> pl.DataFrame:
+    descending = [False, False, False, True]
+    return ranges.sort("report", "tid", "start", "end", descending=descending, maintain_order=True)
+
+
+def _without_crossing(part: pl.DataFrame, loose: pl.Expr) -> pl.DataFrame:
     """One thread's ranges, without its start/end ranges where the whole does not nest."""
-    start, end = part["start"].to_numpy(), part["end"].to_numpy()
-    above = parents(start, end)
-    inside = above >= 0
-    if (end[inside] <= end[above[inside]]).all():
+    if not part.select(loose.any()).item():
         return part
-    return part.filter(pl.col("event_type") == PUSH_POP)
+    nested = part.filter(pl.col("kind") != "window")
+    end = nested["end"].to_numpy()
+    above = parents(nested["start"].to_numpy(), end)
+    inside = above >= 0
+    return part if (end[inside] <= end[above[inside]]).all() else part.filter(~loose)
 
 
 def _close_truncated(marked: pl.DataFrame) -> pl.DataFrame:
     """End ranges whose pop was never seen where the thread plainly left them.
 
-    A worker that dies loses its last pops, and Nsight then ends those ranges with the capture.  A layer is left when the
-    thread enters the next one or a module outside layers, anything else when it enters a range of the same kind and
-    module again.
+    A worker that dies loses its last pops, and Nsight then ends those ranges with the capture.  A layer is left when
+    the thread enters the next one or a module outside layers, anything else when it enters a range of the same kind
+    and module again.
     """
     if not marked["truncated"].any():
         return marked
-    inside_layer = (pl.col("kind") == "layer") & pl.col("module").is_not_null()
+    inside_layer = ((pl.col("kind") == "layer") & pl.col("module").is_not_null()) | (pl.col("kind") == "window")
     same = ["report", "tid", "kind", "module"]
     next_entry = pl.when(~inside_layer).then("start").shift(-1).backward_fill().over("report", "tid")
     next_same = pl.col("start").shift(-1).over(same)
     left = pl.when(pl.col("kind") == "layer").then(next_entry).otherwise(next_same)
     end = pl.when(pl.col("truncated")).then(pl.min_horizontal("end", left)).otherwise("end")
-    return marked.with_columns(end.alias("end")).sort(**_ORDER)
+    return marked.with_columns(end.alias("end")).pipe(_sorted)
 
 
 def by_thread(frame: pl.DataFrame) -> dict[tuple[int, int], pl.DataFrame]:

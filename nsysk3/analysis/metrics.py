@@ -20,13 +20,21 @@ SPLITS = ("exposed_wait_ns", "exposed_transfer_ns", "exposed_unresolved_ns", "ov
 
 def in_window(events: pl.DataFrame, windows: pl.DataFrame) -> pl.DataFrame:
     """Events that start inside their rank's window: what counts, sums and percentiles are taken over."""
-    return within(events, windows, "rank", "start")
+    # Half of the columns: every table below filters and groups these rows again.
+    read = (
+        "rank", "stream", "start", "end", "kind", "role", "category", "name_id", "wait_ns", "wait_state", "layer", "module",
+        "forward", "layer_source", "reason", "collective_kind", "api_start",
+    )  # fmt: skip
+    return within(events.select(name for name in read if name in events.columns), windows, "rank", "start")
 
 
 def budgets(
     events: pl.DataFrame, windows: pl.DataFrame, stage_gaps: dict[int, Intervals] | None = None
 ) -> dict[int, Budget]:
     """The time budget of every rank; ``events`` are all events, also those that cross a window's edge."""
+    # Partitions are copies: of the columns that time_budget reads alone.
+    read = ("rank", "start", "end", "role", "api_end", "wait_ns", "wait_state")
+    events = events.select(name for name in read if name in events.columns)
     by_rank = events.partition_by("rank", as_dict=True)
     empty = events.clear()
     return {
@@ -46,12 +54,12 @@ def role_table(counted: pl.DataFrame) -> pl.DataFrame:
 
 def category_table(counted: pl.DataFrame) -> pl.DataFrame:
     """Per rank, role and category: the same."""
-    return _statistics(counted.with_columns(pl.col("category").cast(pl.String)), ["rank", "role", "category"])
+    return _statistics(counted, ["rank", "role", "category"])
 
 
 def kernel_table(counted: pl.DataFrame, names: pl.DataFrame) -> pl.DataFrame:
     """Per rank and kernel name: the same, most time first; ``name`` is the demangled symbol."""
-    kernels = counted.filter(pl.col("kind") == "kernel").with_columns(pl.col("category").cast(pl.String))
+    kernels = counted.filter(pl.col("kind") == "kernel")
     table = _statistics(kernels, ["rank", "name_id", "role", "category"])
     named = table.join(names.select("name_id", "short_name", "name"), on="name_id", how="left").drop("name_id")
     front = ["rank", "name", "short_name", "role", "category"]
@@ -69,6 +77,8 @@ def _statistics(events: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
             *percentiles,
             spent.max().alias("max_ns"),
         )
+        # After the grouping: a handful of rows, where before there were millions.
+        .with_columns(pl.col(pl.Categorical).cast(pl.String))
         .sort(keys)
     )
 
@@ -94,7 +104,7 @@ def rank_table(
     p2p = counted.filter(pl.col("role") == "p2p").group_by("rank").agg(
         pl.len().cast(pl.Int64).alias("p2p_count"), spent.sum().alias("p2p_total_ns")
     )  # fmt: skip
-    is_unknown = pl.col("category").cast(pl.String) == UNCLASSIFIED
+    is_unknown = pl.col("category") == UNCLASSIFIED
     kernels = counted.filter(pl.col("kind") == "kernel").group_by("rank").agg(
         pl.len().cast(pl.Int64).alias("kernel_count"),
         spent.sum().alias("kernel_total_ns"),

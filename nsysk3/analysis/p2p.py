@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from nsysk3.analysis.clocks import Clocks, Observations
-from nsysk3.analysis.collectives import observe_ends
+from nsysk3.analysis.clocks import END_SPREAD_NS, Clocks, Observations
+from nsysk3.analysis.collectives import matched_ends, observe_ends
 from nsysk3.analysis.sequences import estimate_shift, nearest
 
 Ints = NDArray[np.int64]
@@ -137,19 +137,38 @@ def observe_p2p(halves: pl.DataFrame) -> dict[tuple[int, int], list[Observations
     """
     found: dict[tuple[int, int], list[Observations]] = {}
     known = halves.filter(pl.col("src").is_not_null() & pl.col("dst").is_not_null())
+    crossing: dict[tuple[int, int], list[pl.DataFrame]] = {}
     for _, part in known.group_by("src", "dst", "bytes", maintain_order=True):
-        sends, recvs = part.filter("send").sort("start"), part.filter(~pl.col("send")).sort("start")
-        if sends.is_empty() or recvs.is_empty() or sends["report"][0] == recvs["report"][0]:
-            continue
-        a, b = int(sends["report"][0]), int(recvs["report"][0])
-        seen = observe_ends(sends["end"].to_numpy(), recvs["end"].to_numpy()) if _is_large(part) else None
-        if seen is None:
-            seen = _causal(sends, recvs)
-        if seen is None:
-            continue
-        if a > b:
-            seen = Observations(seen.time_ns + seen.delta_ns, -seen.delta_ns, -seen.high_ns, -seen.low_ns)
-        found.setdefault((min(a, b), max(a, b)), []).append(seen)
+        source, target = (part.filter(pl.col("send") == side)["report"] for side in (True, False))
+        if len(source) and len(target) and source[0] != target[0]:
+            crossing.setdefault((source[0], target[0]), []).append(part)
+    for (a, b), channels in sorted(crossing.items()):
+        for seen in _observe_direction(channels):
+            if a > b:
+                seen = Observations(seen.time_ns + seen.delta_ns, -seen.delta_ns, -seen.high_ns, -seen.low_ns)
+            found.setdefault((min(a, b), max(a, b)), []).append(seen)
+    return found
+
+
+def _observe_direction(channels: Sequence[pl.DataFrame]) -> list[Observations]:
+    """What the messages from one report to another say, by channel.
+
+    A short window holds two or three messages a channel, too few to tell which belong together, so the offset is first
+    looked for in the large ones of all channels at once.
+    """
+    sides = [tuple(part.filter(pl.col("send") == side).sort("start") for side in (True, False)) for part in channels]
+    large = [_is_large(part) for part in channels]
+    ends = [tuple(half["end"].to_numpy() for half in both) for both in sides]
+    moments = [_moments([each[side] for each, is_large in zip(ends, large, strict=True) if is_large]) for side in (0, 1)]
+    shift = estimate_shift(*moments)
+    found = []
+    for (sends, recvs), (sent, got), is_large in zip(sides, ends, large, strict=True):
+        seen = None
+        if is_large:
+            seen = observe_ends(sent, got) if shift is None else matched_ends(sent, got, shift)
+        seen = seen or _causal(sends, recvs)
+        if seen is not None:
+            found.append(seen)
     return found
 
 
@@ -166,6 +185,12 @@ def _causal(sends: pl.DataFrame, recvs: pl.DataFrame) -> Observations | None:
         return None
     none = np.empty(0, np.int64)
     return Observations(none, none, high_ns=float((recvs["end"].to_numpy() - sends["start"].to_numpy()).min()))
+
+
+def _moments(ends: Sequence[Ints]) -> Ints:
+    """Ends of all channels as moments: the ranks of a stage hand over together."""
+    ends = np.sort(np.concatenate([np.empty(0, np.int64), *ends]))
+    return ends[np.diff(ends, prepend=-(2**62)) > 2 * END_SPREAD_NS]
 
 
 def match_p2p(halves: pl.DataFrame, clocks: Clocks) -> pl.DataFrame:

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import polars as pl
 
-from nsysk3.analysis.attribution import BOUNDARY, LAYER_SOURCES, NO_NVTX, NO_PERIOD, OUTSIDE_PERIOD, REASONS
+from nsysk3.analysis.attribution import LAYER_SOURCES, NO_NVTX, NO_PERIOD, OUTSIDE_PERIOD, REASONS
 from nsysk3.analysis.period_anchors import Anchors, Ints, Lane, find_anchors, usual_layers
 from nsysk3.analysis.period_edges import layer_edges
 
 # Below this share of kernel time that repeats, no layers are reported.
 MIN_CONFIDENCE = 0.8
-FIT_SCHEMA = {
-    "rank": pl.Int32,
-    "forwards": pl.Int64,
-    "layers": pl.Int64,
-    "first_layer": pl.Int64,
-    "confidence": pl.Float64,
-    "confidence_kernels": pl.Float64,
-    "reason": pl.String,
-}
-_FOUND_SCHEMA = {"row": pl.UInt32, "layer": pl.Int32, "forward": pl.Int32}
+FIT_SCHEMA = pl.Schema(
+    {
+        "rank": pl.Int32(),
+        "forwards": pl.Int64(),
+        "layers": pl.Int64(),
+        "first_layer": pl.Int64(),
+        "confidence": pl.Float64(),
+        "confidence_kernels": pl.Float64(),
+        "reason": pl.String(),
+    }
+)
+_FOUND_SCHEMA = pl.Schema({"row": pl.UInt32(), "layer": pl.Int32(), "forward": pl.Int32()})
 _ATTENTION = {"KDA": 1, "KDA_CONV": 1, "MLA_ATTN": 2}
 _ONCE = ("EMBED", "SAMPLING")
 
@@ -29,10 +33,10 @@ def attribute_by_period(events: pl.DataFrame, ranks: pl.DataFrame) -> tuple[pl.D
     """Fill in layers and forwards of the ranks without NVTX layers; returns (events, fits).
 
     ``events`` are those of attribute_by_ranges.  ``fits`` (FIT_SCHEMA), a row a rank tried: how many ``forwards`` and
-    ``layers`` a forward; ``confidence`` and ``confidence_kernels``, the share of kernel time (and of kernels) that lies
-    in a layer and recurs in that layer of the other forwards, pipeline sends and receives left out; ``first_layer``, what
-    was added to make layer numbers global, null where the stages are unknown and they count from 0 on each rank;
-    ``reason`` why there are no layers.  Below MIN_CONFIDENCE nothing is filled in.
+    ``layers`` a forward; ``confidence`` and ``confidence_kernels``, the share of kernel time (and of kernels) that
+    lies in a layer and recurs in that layer of the other forwards, pipeline sends and receives left out;
+    ``first_layer``, what was added to make layer numbers global, null where the stages are unknown and they count from
+    0 on each rank; ``reason`` why there are no layers.  Below MIN_CONFIDENCE nothing is filled in.
     """
     numbered = events.with_row_index("row")
     tried = numbered.filter((pl.col("reason") == NO_NVTX) & (pl.col("kind") == "kernel"))
@@ -43,11 +47,11 @@ def attribute_by_period(events: pl.DataFrame, ranks: pl.DataFrame) -> tuple[pl.D
         rows, fit = _fit_rank(kernels.filter(pl.col("graph_node").is_null()))
         found.append(rows)
         fits.append({"rank": rank, **fit})
-    fitted = _with_first_layer(pl.DataFrame(fits, schema=FIT_SCHEMA, orient="row"), ranks, events)
+    fitted = _with_first_layer(pl.DataFrame(fits, schema=FIT_SCHEMA, orient="row").sort("rank"), ranks, events)
     return _filled(numbered, pl.concat(found), fitted).drop("row"), fitted
 
 
-def _fit_rank(kernels: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, object]]:
+def _fit_rank(kernels: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, Any]]:
     ordered = _launch_order(kernels)
     lane = _lane(ordered)
     anchors = find_anchors(lane)
@@ -68,7 +72,7 @@ def _fit_rank(kernels: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, object]]:
 
 
 def _launch_order(kernels: pl.DataFrame) -> pl.DataFrame:
-    """The kernels that the busiest thread launched, as it did; without launches, those of the busiest stream in time."""
+    """The kernels that the busiest thread launched, in that order; without launches, the busiest stream's in time."""
     lane, time = ("stream", "start") if kernels["api_start"].has_nulls() else ("tid", "api_start")
     busy = kernels.group_by(lane).agg((pl.col("end") - pl.col("start")).sum().alias("ns"))
     main = busy.sort("ns", lane, descending=[True, False]).head(1)
@@ -104,9 +108,10 @@ def _placed(ordered: pl.DataFrame, anchors: Anchors, start: Ints, end: Ints) -> 
     good = (length == layers) | (edge & (length < layers))
     place = np.searchsorted(start, np.arange(ordered.height), side="right") - 1
     inside = (place >= 0) & (np.arange(ordered.height) < end[place]) & good[place]
-    return ordered.select("row").filter(pl.Series(inside)).with_columns(
-        pl.Series("layer", layer[place[inside]], pl.Int32), pl.Series("forward", anchors.forward[place[inside]], pl.Int32)
-    )  # fmt: skip
+    mine = place[inside]
+    columns = {"layer": layer[mine], "forward": anchors.forward[mine]}
+    rows = ordered.select("row").filter(pl.Series(inside))
+    return rows.with_columns(pl.Series(name, values, pl.Int32) for name, values in columns.items())
 
 
 def _confidence(kernels: pl.DataFrame, placed: pl.DataFrame) -> tuple[float, float]:
@@ -123,7 +128,7 @@ def _confidence(kernels: pl.DataFrame, placed: pl.DataFrame) -> tuple[float, flo
     )
     fitting = counts.join(usual, on=["layer", "name_id"]).with_columns(pl.min_horizontal("usual", "len").alias("fit"))
     others = kernels.filter(pl.col("role") != "p2p").select(ns, pl.len())
-    time = fitting.select((pl.col("ns") * pl.col("fit") / pl.col("len")).sum()).item()
+    time = fitting.select((pl.col("ns") * pl.col("fit") // pl.col("len")).sum()).item()
     return time / max(others["ns"][0], 1), fitting["fit"].sum() / max(others["len"][0], 1)
 
 
@@ -153,7 +158,9 @@ def _filled(numbered: pl.DataFrame, found: pl.DataFrame, fits: pl.DataFrame) -> 
     """Events with what was found; a rank that has forwards from its own markers keeps those."""
     marked = pl.col("forward").is_not_null().any().over("rank")
     joined = numbered.join(found, on="row", how="left", maintain_order="left", suffix="_found").join(
-        fits.select("rank", pl.col("first_layer").fill_null(0).alias("first"), pl.col("reason").is_null().alias("fits")),
+        fits.select(
+            "rank", pl.col("first_layer").fill_null(0).alias("first"), pl.col("reason").is_null().alias("fits")
+        ),
         on="rank",
         how="left",
         maintain_order="left",

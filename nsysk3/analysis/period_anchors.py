@@ -1,4 +1,4 @@
-"""Where layers and forwards repeat in a sequence of kernel names: one position in each layer, and breaks between forwards."""
+"""Where layers and forwards repeat in a sequence of kernel names."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class Lane(NamedTuple):
     """Kernels of one rank in launch order.
 
     ``symbol``: the name, all norms alike.  ``attention``: 0, or which kind of attention the kernel is part of.
-    ``separator``: lies between the attention of two layers (norm, reduction, expert).  ``once``: runs once in a forward
-    (embedding, sampling, pipeline send or receive).  ``residual`` and ``norm``: what can open a layer.
+    ``separator``: lies between the attention of two layers (norm, reduction, expert).  ``once``: runs once in a
+    forward (embedding, sampling, pipeline send or receive).  ``residual`` and ``norm``: what can open a layer.
     """
 
     symbol: Ints
@@ -43,7 +43,7 @@ class Lane(NamedTuple):
 
 
 class Anchors(NamedTuple):
-    """One position a layer: ``at`` in the lane, ``kind`` of layer, and ``forward``: number of the run between breaks."""
+    """One position a layer: ``at`` in the lane, the ``kind`` of layer, and the number of its ``forward``."""
 
     at: Ints
     kind: Ints
@@ -167,14 +167,18 @@ def _breaks_by_role(lane: Lane, at: Ints) -> Bools | None:
 
 
 def _breaks_by_period(present: NDArray[np.float64]) -> Bools | None:
-    """Gaps with names of their own, where most names that come and go do so every L gaps.
+    """Gaps with names of their own, where the names that come and go do so every L gaps.
 
     A layer lost or added by noise shifts what comes after it, so the names decide where the breaks are, not the count.
     """
     gaps = len(present)
-    periods = [shortest_period(_correlation(column), 2, _FORWARD_AS_GOOD) for column in present.T]
-    votes = np.bincount([period for period in periods if period])
-    if not len(votes):
+    votes = np.zeros(gaps + 1)
+    for column in present.T:
+        rate = _correlation(column)
+        if period := shortest_period(rate, 2, _FORWARD_AS_GOOD):
+            # A name seen twice is as good a witness as any that it recurs, but not of the period of all.
+            votes[period] += np.sqrt(rate[period] * column.sum())
+    if not votes.any():
         return None
     layers = int(np.argmax(votes))
     phase = np.arange(gaps) % layers
@@ -183,12 +187,13 @@ def _breaks_by_period(present: NDArray[np.float64]) -> Bools | None:
     best = int(np.argmax(own.sum(axis=1)))
     if not own[best].any():
         return None
-    return present[:, own[best]].mean(axis=1) > 1 / 2
+    breaks: Bools = present[:, own[best]].mean(axis=1) > 1 / 2
+    return breaks
 
 
 def _correlation(present: NDArray[np.float64]) -> NDArray[np.float64]:
     """By lag, how well where a name occurs predicts where it occurs again."""
     centred = present - present.mean()
     power = np.abs(np.fft.rfft(centred, 2 * len(present))) ** 2
-    found: NDArray[np.float64] = np.fft.irfft(power)[: len(present)]
-    return found / np.arange(len(present), 0, -1) / (centred**2).mean()
+    found: NDArray[np.float64] = np.fft.irfft(power)[: len(present)] / np.arange(len(present), 0, -1)
+    return found / float((centred**2).mean())

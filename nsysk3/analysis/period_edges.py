@@ -18,9 +18,9 @@ def layer_edges(lane: Lane, anchors: Anchors) -> tuple[Ints, Ints] | None:
 
     Layers of one forward touch, and no name says where.  The ends of forwards do: the first layer of a forward holds
     what comes after the border and nothing before it, the last layer the other way round.  So the border is where the
-    kernels before a layer inside a forward stop being those before a forward's first layer.  The names from there on are
-    then looked for in every layer.  The kernels that prepare the opening norm (attention residual) go with it: a model's
-    first layer has none, so what it lacks is no evidence.
+    kernels before a layer inside a forward stop being those before a forward's first layer.  The names from there on
+    are then looked for in every layer.  The kernels that prepare the opening norm (attention residual) go with it: a
+    model's first layer has none, so what it lacks is no evidence.
     """
     at, opens, closes = anchors.at, *_sides(anchors)
     before = np.concatenate(([0], at[:-1] + 1))
@@ -49,12 +49,13 @@ def _sides(anchors: Anchors) -> tuple[Bools, Bools]:
 def _same_kind(anchors: Anchors, excluded: Bools, *, last: bool) -> Ints:
     """For each anchor, the first (or last) anchor of its forward and kind that is not excluded, -1 for none."""
     group = anchors.forward * (anchors.kind.max() + 1) + anchors.kind
-    found = np.full(group.max() + 1, -1)
+    found: Ints = np.full(int(group.max()) + 1, -1, np.int64)
     chosen = np.flatnonzero(~excluded)
     # The last assignment to an index wins.
     chosen = chosen if last else chosen[::-1]
     found[group[chosen]] = chosen
-    return found[group]
+    same: Ints = found[group]
+    return same
 
 
 def _common(symbol: Ints, left: Ints, right: Ints, limit: Ints, step: int) -> Ints:
@@ -150,15 +151,15 @@ def _ends_by_names(lane: Lane, at: Ints, start: Ints, end: Ints, closes: Bools) 
     borders = end[~closes]
     if not len(borders):
         return end
-    pairs = np.stack([lane.symbol[borders - 2], lane.symbol[borders - 1]], axis=1)
+    pairs = np.stack([lane.symbol[np.maximum(borders - 2, 0)], lane.symbol[borders - 1]], axis=1)
     names, counts = np.unique(pairs, axis=0, return_counts=True)
     pair = names[np.argmax(counts)]
     seen = np.flatnonzero((lane.symbol[:-1] == pair[0]) & (lane.symbol[1:] == pair[1])) + 2
     first = np.searchsorted(seen, at, side="right")
     usual = _mode((np.searchsorted(seen, end, side="right") - first)[~closes])
     index = first + max(usual, 1) - 1
-    found = np.append(seen, len(lane.symbol))[np.minimum(index, len(seen))]
-    return np.minimum(found, end)
+    ends: Ints = np.minimum(np.append(seen, len(lane.symbol))[np.minimum(index, len(seen))], end)
+    return ends
 
 
 def _mode(values: Ints) -> int:

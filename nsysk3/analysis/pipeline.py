@@ -51,11 +51,13 @@ def stage_gaps(events: pl.DataFrame, receives: pl.DataFrame) -> dict[int, Interv
     ``receives``: ``event`` (row of ``events``) and ``kind`` of matched receives.  A gap counts when the work that ends
     it is a receive, or when the work before it was the receive of an activation (the first layer starts late).
     """
-    marked = events.with_row_index("event").with_columns(pl.col("event").cast(pl.Int64))
+    if receives.is_empty():
+        return {}
+    marked = events.select("rank", "start", "end").with_row_index("event").with_columns(pl.col("event").cast(pl.Int64))
     marked = marked.join(receives.unique("event"), on="event", how="left", maintain_order="left")
     gaps = {}
     for (rank,), rows in marked.sort("start").group_by("rank", maintain_order=True):
-        kind = rows["kind_right" if "kind_right" in rows.columns else "kind"].cast(pl.String)
+        kind = rows["kind"].cast(pl.String)
         gaps[int(str(rank))] = _gaps(
             rows["start"].to_numpy(), rows["end"].to_numpy(), kind.is_not_null().to_numpy(),
             (kind == "activation").fill_null(False).to_numpy(),

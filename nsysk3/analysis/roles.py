@@ -26,12 +26,17 @@ def assign_roles(events: pl.DataFrame, names: pl.DataFrame, calls: pl.DataFrame,
         pl.when(kind == "copy").then(pl.lit("copy", ROLE)).when(kind == "graph").then(pl.lit("graph", ROLE))
         .otherwise("role").alias("role"),
     )  # fmt: skip
-    askable = pl.col("role").is_in([*COMM_ROLES, "copy"]) & (calls.height > 0)
-    events = events.with_row_index("order")
-    linked = link_nccl(events.filter(askable), calls)
-    linked = _settle(linked)
-    rest = events.filter(~askable).with_columns(pl.lit(None, kind).alias(name) for name, kind in LINK_SCHEMA.items())
-    return _settle_sendrecv(pl.concat([linked, rest]).sort("order").drop("order"))
+    # Few events are communication or copies: only those are linked and corrected, and then laid over the others.
+    asked = events["role"].is_in([*COMM_ROLES, "copy"])
+    linked = _settle(link_nccl(events.filter(asked), calls))
+    linked = _settle_sendrecv(linked, events.filter(~asked).select("rank", "stream").unique())
+    row = pl.select(pl.when(asked).then(asked.cast(pl.UInt32).cum_sum() - 1)).to_series()
+    over = linked.select(pl.col("role", "category", *LINK_SCHEMA).gather(row))
+    return events.with_columns(
+        over["role"].fill_null(events["role"]),
+        pl.select(pl.when(asked).then(over["category"]).otherwise(events["category"]).alias("category")).to_series(),
+        *over.select(*LINK_SCHEMA),
+    )
 
 
 def classify_names(names: pl.DataFrame, rules: RuleSet) -> pl.DataFrame:
@@ -62,21 +67,25 @@ def _settle(linked: pl.DataFrame) -> pl.DataFrame:
     )  # fmt: skip
 
 
-def _settle_sendrecv(events: pl.DataFrame) -> pl.DataFrame:
+def _settle_sendrecv(events: pl.DataFrame, computing: pl.DataFrame) -> pl.DataFrame:
     """Tell pipeline P2P from all-to-all among SendRecv kernels.
 
     With NCCL ranges: at most one send and one receive, with one peer, is P2P; more is an all-to-all.  A kernel without
     a range (the capture cut it off) goes with those of its stream when they agree.  Without any range the only evidence
     is a stream that carries nothing else, as a peer pair's does; otherwise the kernel stays communication of unknown
-    kind.
+    kind.  ``computing``: ``rank``, ``stream`` of the streams with work that is not among ``events``.
     """
-    if events.is_empty() or not (events["role"] == "p2p").any():
+    if not (events["role"] == "p2p").any():
         return events
     is_p2p = pl.col("role") == "p2p"
     in_range = pl.col("n_sends").is_not_null() & ((pl.col("n_sends") + pl.col("n_recvs")) > 0)
     one_peer = (pl.col("n_sends") <= 1) & (pl.col("n_recvs") <= 1) & (pl.col("n_peers") <= 1)
     many = (pl.col("n_sends") > 1) | (pl.col("n_recvs") > 1)
-    pure = is_p2p.all().over("rank", "stream")
+    pure = is_p2p.all().over("rank", "stream") & pl.col("computes").is_null()
+    events = events.join(
+        computing.with_columns(pl.lit(True).alias("computes")),
+        on=["rank", "stream"], how="left", nulls_equal=True, maintain_order="left",
+    )  # fmt: skip
     proven = (
         pl.when(in_range & one_peer).then(pl.lit("p2p", ROLE)).when(in_range & many).then(pl.lit("all_to_all", ROLE))
     )
@@ -98,4 +107,4 @@ def _settle_sendrecv(events: pl.DataFrame) -> pl.DataFrame:
         pl.when(unknown).then(pl.lit(UNKNOWN_SENDRECV)).otherwise(pl.col("category").cast(pl.String))
         .cast(pl.Categorical).alias("category"),
         pl.col("settled").alias("role"),
-    ).drop("settled", "proven", "likely")  # fmt: skip
+    ).drop("settled", "proven", "likely", "computes")  # fmt: skip

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import polars as pl
 
+from nsysk3.analysis.layer_summary import outlier_sentences
 from nsysk3.analysis.stragglers import straggler_notes
 
 _MANY_STAGES = 16
@@ -17,6 +18,8 @@ def sentences(tables: Mapping[str, pl.DataFrame], ranks: pl.DataFrame) -> list[s
     return [
         *_stage_sentences(tables, names),
         *_collective_sentences(tables, names),
+        *_kind_sentence(tables),
+        *outlier_sentences(tables["layer_rows"]),
         *straggler_notes(tables["stragglers"], names),
     ]
 
@@ -105,6 +108,22 @@ def _collective_sentences(tables: Mapping[str, pl.DataFrame], names: Mapping[int
             f"last rank + {_ms(transfer / ranks)} transfer (mean of {ranks} ranks)"
         )
     return said
+
+
+def _kind_sentence(tables: Mapping[str, pl.DataFrame]) -> list[str]:
+    """Which part of the model AllReduce time belongs to."""
+    reduced = tables["collectives"].filter((pl.col("op") == "allreduce") & pl.col("kind").is_not_null())
+    known = reduced.filter(pl.col("kind") != "unknown")
+    spent = (
+        known.group_by("kind").agg(pl.col("duration_ns").sum()).sort("duration_ns", "kind", descending=[True, False])
+    )
+    total = int(spent["duration_ns"].sum())
+    if not total:
+        return []
+    parts = ", ".join(f"{kind.replace('_', ' ')} {ns / total:.1%}" for kind, ns in spent.iter_rows())
+    left = 1 - total / int(reduced["duration_ns"].sum())
+    tail = f" ({left:.1%} of it could not be told)" if left > 0.005 else ""
+    return [f"AllReduce time by kind: {parts}{tail}"]
 
 
 def _ms(ns: float) -> str:

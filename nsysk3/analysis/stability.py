@@ -17,23 +17,25 @@ def stability(
     """Per rank: ``rank``, ``stable``, ``reason`` (null when stable), ``coverage``.
 
     A rank is stable when it has work in its window, its report recorded at least 90 % of the run's working time, and it
-    has as many AllReduce (per forward where forwards are known) as most ranks of its stage.  ``recordings``: see
-    ``coverage``.  ``forwards``: whole forwards per rank (``rank``, ``whole_forwards``), None when none were found.
+    has as many AllReduce as most ranks of its stage: per whole forward where forwards are known (``forwards``: rank,
+    forward, whole), else in the window.  ``recordings``: see ``coverage``.
     """
     table = ranks.select("rank", "pp_rank").join(coverage(ranks, captures, recordings), on="rank", how="left")
-    work = (
-        counted.filter(pl.col("role") == "allreduce").group_by("rank").agg(pl.len().cast(pl.Int64).alias("reductions"))
-    )
     kernels = counted.filter(pl.col("kind") != "copy").group_by("rank").agg(pl.len().alias("work"))
-    table = table.join(work, on="rank", how="left").join(kernels, on="rank", how="left")
-    table = table.with_columns(pl.col("reductions").fill_null(0), pl.col("work").fill_null(0))
-    rate = pl.col("reductions").cast(pl.Float64)
-    if forwards is not None:
-        table = table.join(forwards, on="rank", how="left")
-        rate = pl.when(pl.col("whole_forwards") > 0).then(rate / pl.col("whole_forwards"))
-    table = table.with_columns(rate.alias("rate"))
+    reductions = counted.filter(pl.col("role") == "allreduce")
+    if forwards is not None and forwards["whole"].any():
+        whole = forwards.filter("whole").select("rank", "forward")
+        number = whole.group_by("rank").agg(pl.len().alias("whole_forwards"))
+        reductions = reductions.join(whole, on=["rank", "forward"], how="semi")
+    else:
+        number = ranks.select("rank", pl.lit(1).alias("whole_forwards"))
+    work = reductions.group_by("rank").agg(pl.len().cast(pl.Float64).alias("reductions"))
+    for part in (kernels, number, work):
+        table = table.join(part, on="rank", how="left")
+    rate = pl.when(pl.col("whole_forwards") > 0).then(pl.col("reductions").fill_null(0) / pl.col("whole_forwards"))
+    table = table.with_columns(pl.col("work").fill_null(0), rate.alias("rate"))
     table = table.with_columns(pl.col("rate").drop_nulls().mode().sort().first().over("pp_rank").alias("usual"))
-    no_forward = pl.col("whole_forwards").fill_null(0) == 0 if forwards is not None else pl.lit(False)
+    no_forward = pl.col("whole_forwards").fill_null(0) == 0
     reason = (
         pl.when(pl.col("work") == 0).then(pl.lit("no GPU work in the window"))
         .when(pl.col("coverage") < MIN_COVERAGE)

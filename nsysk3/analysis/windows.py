@@ -11,6 +11,8 @@ from nsysk3.errors import InputError
 
 _RANGE = re.compile(r"^\s*(-?[\d.]+)\s*(ns|us|ms|s)?\s*:\s*(-?[\d.]+)\s*(ns|us|ms|s)?\s*$")
 _UNITS = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9, None: 10**9}
+# Beyond any trace, and still far from the end of 64 bits once the date is added.
+_FAR_NS = 2**60
 NAMED = ("capture", "prefill", "steady")
 
 
@@ -34,8 +36,10 @@ def parse_window(text: str) -> WindowSpec:
     if not match:
         raise InputError(f"--window {text!r}: give capture, prefill, steady or START:END such as 0.5s:2s")
     try:
-        low = round(float(match[1]) * _UNITS[match[2]])
-        high = round(float(match[3]) * _UNITS[match[4]])
+        low, high = (
+            max(-_FAR_NS, min(_FAR_NS, round(float(number) * _UNITS[unit])))
+            for number, unit in ((match[1], match[2]), (match[3], match[4]))
+        )
     except ValueError as error:
         raise InputError(f"--window {text!r}: not a number") from error
     if high <= low:
@@ -49,7 +53,8 @@ def capture_windows(events: pl.DataFrame) -> pl.DataFrame:
     Copies outside it (a launcher's set-up, results copied home) are not part of the work that is judged.
     """
     return (
-        events.filter(pl.col("kind") != "copy")
+        events.select("rank", "start", "end", "kind")
+        .filter(pl.col("kind") != "copy")
         .group_by("rank")
         .agg(pl.col("start").min(), pl.col("end").max())
         .sort("rank")
@@ -72,5 +77,6 @@ def explicit_windows(captures: pl.DataFrame, spec: WindowSpec) -> pl.DataFrame:
 def within(table: pl.DataFrame, windows: pl.DataFrame, rank: str, time: str) -> pl.DataFrame:
     """Rows whose ``time`` (UTC ns) lies in the window of the rank in column ``rank``."""
     bounds = windows.select(pl.col("rank").alias(rank), pl.col("start").alias("_low"), pl.col("end").alias("_high"))
-    joined = table.join(bounds, on=rank, maintain_order="left")
-    return joined.filter((pl.col(time) >= pl.col("_low")) & (pl.col(time) < pl.col("_high"))).drop("_low", "_high")
+    moments = table.select(rank, time).join(bounds, on=rank, how="left", maintain_order="left")
+    inside = (pl.col(time) >= pl.col("_low")) & (pl.col(time) < pl.col("_high"))
+    return table.filter(moments.select(inside).to_series())

@@ -5,6 +5,7 @@ Commands import what they need when they run, so that ``nsysk3 --help`` answers 
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
@@ -15,9 +16,13 @@ import typer
 
 from nsysk3 import __version__
 from nsysk3.cli.analyze import analyze
+from nsysk3.cli.compare import compare
 from nsysk3.cli.export import export
+from nsysk3.cli.layers import layers
 from nsysk3.cli.rules import rules_app
+from nsysk3.cli.simulate import simulate
 from nsysk3.errors import NsysK3Error
+from nsysk3.report.text import clean
 
 app = typer.Typer(
     name="nsysk3",
@@ -28,7 +33,10 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(analyze)
+app.command()(compare)
 app.command()(export)
+app.command()(layers)
+app.command()(simulate)
 app.add_typer(rules_app, name="rules")
 
 
@@ -49,12 +57,16 @@ def _options(
 
 def main() -> None:
     """Run the command line; every foreseen error is one line on stderr and an exit code."""
-    signal.signal(signal.SIGTERM, _terminate)
+    signal.signal(signal.SIGINT, _stop)
+    signal.signal(signal.SIGTERM, _stop)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a bar that the terminal's encoding lacks is no reason to fail
+            stream.reconfigure(errors="replace")
     try:
         app()
     except NsysK3Error as error:
         _fail(str(error), error.exit_code)
-    except KeyboardInterrupt:
+    except _StoppedError:
         _fail("interrupted", 130)
     except BrokenPipeError:
         # The reader (head, less) went away: nobody is left to tell, and Python must not try at exit either.
@@ -70,11 +82,14 @@ def main() -> None:
 
 
 def _fail(text: str, code: int) -> None:
-    line = " ".join(text.split())
-    print(f"nsysk3: {line}", file=sys.stderr)
+    print(f"nsysk3: {clean(' '.join(text.split()), 4000)}", file=sys.stderr)
     sys.exit(code)
 
 
-def _terminate(_signal: int, _frame: FrameType | None) -> None:
-    """Let a terminated command clean up as an interrupted one does."""
-    raise KeyboardInterrupt
+class _StoppedError(BaseException):
+    """Ctrl-C, or a request to end.  Not KeyboardInterrupt: typer would take that for itself and say nothing."""
+
+
+def _stop(_signal: int, _frame: FrameType | None) -> None:
+    """Let the command clean up as it unwinds."""
+    raise _StoppedError

@@ -33,6 +33,9 @@ def analyze(
     rules: Annotated[
         Path | None, typer.Option(help="Kernel rules to try before the shipped ones (TOML or gputrc2graph JSON).")
     ] = None,
+    layer_regex: Annotated[
+        str | None, typer.Option(help="Finds layers in NVTX range names; must have a group (?P<layer>...).")
+    ] = None,
     ranks: Annotated[Path | None, typer.Option(help="TOML map that says which GPU is which rank.")] = None,
     nccl_tests: Annotated[
         list[Path] | None,
@@ -51,20 +54,27 @@ def analyze(
     parquet files. Exit code 2 when an input could not be used; the others are analysed all the same.
     """
     from nsysk3.analysis.analyze import analyze as run_analysis
+    from nsysk3.errors import MissingToolError
     from nsysk3.report.terminal import console, print_problems, print_result
     from nsysk3.trace.load import load
 
     with status(quiet) as progress:
         run = load(paths, nsys=nsys, ranks=ranks, progress=progress)
-        result = run_analysis(run, window=window, rules=rules, nccl_tests=nccl_tests or (), progress=progress)
+        result = run_analysis(
+            run, window=window, rules=rules, nccl_tests=nccl_tests or (), layer_regex=layer_regex, progress=progress
+        )
+    # Files first: whoever reads the tables may stop reading (head, less) and end the command.
+    if out:
+        typer.echo(f"results written to {result.save(out)}/", err=True)
+    elif run.directory:
+        try:
+            typer.echo(f"results written to {result.save(run.directory / 'analysis')}/", err=True)
+        except MissingToolError as error:  # nobody asked for them there
+            typer.echo(f"nsysk3: {error}; pass --out DIR to keep them", err=True)
     if json:
         typer.echo(result.to_json(), nl=False)
     elif not quiet:
         print_result(result, console())
-    target = out or (run.directory / "analysis" if run.directory else None)
-    if target:
-        saved = result.save(target)
-        typer.echo(f"results written to {saved}/", err=True)
     print_problems((problem.message for problem in result.document.problems), console(typer.get_text_stream("stderr")))
     if result.document.problems:
         raise typer.Exit(PARTIAL)

@@ -8,16 +8,21 @@ from typing import IO
 from rich import box
 from rich.console import Console
 from rich.markup import escape
+from rich.measure import Measurement
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from nsysk3.report.text import clean
 from nsysk3.report.units import count, duration, milliseconds, percent
 from nsysk3.result import RankMetrics, Result
 
 WIDTH = 100
 _TOP_KERNELS = 8
 _BAR = 16
+# What a host's name may take of a row, as much as fits.
+_HOST_WIDTHS = (10, 7, 4)
+_LONGEST_NOTE = 4000
 _BUCKET_NAMES = {
     "overlap": "overlap (compute with communication)",
     "compute": "compute alone",
@@ -49,20 +54,30 @@ def print_result(result: Result, out: Console) -> None:
     stable = document.summary["stable_ranks"]
     out.print(f"[bold]{len(document.ranks)} ranks[/], {stable} stable · window: {escape(shown)} · times in ms")
     if document.simulated:
-        out.print(f"[bold yellow]simulated[/]: {escape(document.simulated)}")
-    out.print(rank_table(result))
-    out.print(budget_table(result))
+        out.print(f"[bold yellow]simulated[/]: {escape(clean(document.simulated))}")
+    _print_whole((rank_table(result, width) for width in _HOST_WIDTHS), out)
+    _print_whole([budget_table(result)], out)
     if document.sentences:
         out.print("[bold]In words[/]")
         for sentence in document.sentences:
-            out.print(Padding(Text(sentence), (0, 0, 0, 1)))
+            out.print(Padding(Text(clean(sentence, _LONGEST_NOTE)), (0, 0, 0, 1)))
         out.print()
     if result.tables["top_kernels"].height:
-        out.print(kernel_table(result))
+        _print_whole([kernel_table(result)], out)
     for line in _clock_lines(result):
-        out.print(Text(line))
+        out.print(Text(clean(line)))
     for note in document.notes:
-        out.print(Text(f"note: {note}"))
+        out.print(Text(clean(f"note: {note}", _LONGEST_NOTE)))
+
+
+def _print_whole(tables: Iterable[Table], out: Console) -> None:
+    """The first of the tables that fits, else the last at the width that it needs: half a number is a wrong number."""
+    for table in tables:
+        needed = Measurement.get(out, out.options.update(max_width=10_000), table).maximum
+        if needed <= out.width:
+            break
+        table.width = needed
+    out.print(table, crop=False)
 
 
 def _clock_lines(result: Result) -> list[str]:
@@ -75,7 +90,7 @@ def _clock_lines(result: Result) -> list[str]:
     ]
 
 
-def _table(title: str, *columns: tuple[str, str]) -> Table:
+def new_table(title: str, *columns: tuple[str, str]) -> Table:
     """Columns are never cut: cells are made to fit, so that numbers stay whole at 100 columns."""
     table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", title_style="bold", pad_edge=False)
     table.padding = (0, 0, 0, 0)
@@ -84,9 +99,9 @@ def _table(title: str, *columns: tuple[str, str]) -> Table:
     return table
 
 
-def rank_table(result: Result) -> Table:
+def rank_table(result: Result, host_width: int = 10) -> Table:
     """One row a rank: shares of its window, AllReduce and P2P."""
-    table = _table(
+    table = new_table(
         "Ranks (times in ms, shares in % of the window)",
         ("rank", "r"), ("pp/tp", "r"), ("gpu", "l"), ("window", "r"), ("compute", "r"), ("overlap", "r"),
         ("exposed\nwait", "r"), ("\ntransfer", "r"), ("idle", "r"), ("AllReduce\nn", "r"), ("\ntotal", "r"),
@@ -98,7 +113,7 @@ def rank_table(result: Result) -> Table:
         table.add_row(
             f"{rank.world_rank}{'' if rank.stable else '*'}",
             place if place != "-/-" else "-",
-            escape(f"{_cut(rank.host or '?', 10)}:{rank.device_id}"),
+            escape(f"{_cut(clean(rank.host or '?'), host_width)}:{rank.device_id}"),
             milliseconds(rank.window_ns),
             percent(share_of(rank.compute_ns)),
             percent(share_of(rank.overlap_ns)),
@@ -146,7 +161,7 @@ def budget_table(result: Result) -> Table:
     for group in groups:
         columns += [(f"{group}\nms" if len(groups) > 1 else "ms", "r"), ("\n%" if len(groups) > 1 else "%", "r")]
     columns += [("", "l")] if len(groups) > 1 else [("", "l"), ("lowest..highest rank", "r")]
-    table = _table("Where the window went (median over stable ranks)", *columns)
+    table = new_table("Where the window went (median over stable ranks)", *columns)
     for (bucket,), rows in spent.group_by("bucket", maintain_order=True):
         cells = {row["group"]: row for row in rows.iter_rows(named=True)}
         shown = [_cut(_bucket_name(str(bucket)), 42)]
@@ -166,7 +181,7 @@ def _bucket_name(bucket: str) -> str:
 
 def kernel_table(result: Result) -> Table:
     """The kernels that took most time, per rank on average."""
-    table = _table(
+    table = new_table(
         "Kernels with most time (mean per rank, summed durations)",
         ("ms", "r"), ("%", "r"), ("n", "r"), ("p50", "r"), ("category", "l"), ("kernel", "l"),
     )  # fmt: skip
@@ -175,7 +190,7 @@ def kernel_table(result: Result) -> Table:
         label = category if role in ("compute", "copy") else f"{category} ({role})"
         table.add_row(
             milliseconds(row["total_ns"]), percent(row["share"]), count(row["count"]), duration(row["p50_ns"]),
-            _cut(label, 22), Text(_cut(_symbol(row["short_name"], row["name"]), 44)),
+            escape(_cut(clean(label), 22)), Text(_cut(clean(_symbol(row["short_name"], row["name"])), 44)),
         )  # fmt: skip
     return table
 
@@ -189,4 +204,4 @@ def _symbol(short: str, name: str) -> str:
 def print_problems(problems: Iterable[str], err: Console) -> None:
     """One line for each input that gave no rank."""
     for problem in problems:
-        err.print(Text(f"nsysk3: {problem}"), soft_wrap=True)
+        err.print(Text(clean(f"nsysk3: {problem}", _LONGEST_NOTE)), soft_wrap=True)

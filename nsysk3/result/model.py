@@ -68,6 +68,8 @@ class RankMetrics(_Model):
     overlap_wait_ns: int | None = Field(description="The part of overlap_ns in which communication only waited.")
     overlap_transfer_ns: int | None = Field(description="The part of overlap_ns in which data moved beside compute.")
     stage_idle_ns: int = Field(description="Nothing on the GPU because a boundary receive was late to be launched.")
+    attributed_share: float | None = Field(ge=0, le=1, description="Kernel time in a layer / kernel time.")
+    moe_share: float | None = Field(ge=0, le=1, description="MoE AllReduce time / classified AllReduce time.")
     dropped_rows: int = Field(description="GPU rows of the report left out for impossible times.")
 
 
@@ -141,6 +143,17 @@ class MatchedInfo(_Model):
     unmatched: int
 
 
+class LayerInfo(_Model):
+    """How layers were found, and for how much of the time (docs/metrics.md section 8)."""
+
+    sources: list[str] = Field(description="nvtx, graph order, period; empty when no layer was found.")
+    attributed_share: float | None = Field(description="Kernel time in a layer / kernel time, worst rank.")
+    boundary_share: float | None = Field(description="Kernel time of pipeline sends and receives, which have no layer.")
+    period_confidence: float | None = Field(description="Kernel time that fits the period, where layers come from it.")
+    whole_forwards: int | None = Field(description="Whole forwards in the window, fewest of any rank.")
+    timeline: str = Field(description="Which events table timeline holds.")
+
+
 class ResultDocument(_Model):
     """result.json."""
 
@@ -155,6 +168,7 @@ class ResultDocument(_Model):
     not_measured: dict[str, str] = Field(description="Metric to the reason it is null everywhere.")
     clock: ClockInfo
     matched: list[MatchedInfo] = Field(description="Communication kernels that found their partners, by role.")
+    layers: LayerInfo
     sentences: list[str] = Field(description="The main findings in words.")
     summary: dict[str, Any] = Field(description="Medians over stable ranks.")
     ranks: list[RankMetrics]

@@ -22,7 +22,7 @@ RESULT_NAME = "result.json"
 IN_DOCUMENT = frozenset(
     {
         "budget", "budget_summary", "roles", "categories", "unclassified", "top_kernels", "pipeline", "bandwidth",
-        "stragglers", "p2p_unmatched",
+        "stragglers", "p2p_unmatched", "layer_rows", "unattributed",
     }
 )  # fmt: skip
 _AS_CSV = frozenset({"rank_metrics", "nsys_device_metrics"})

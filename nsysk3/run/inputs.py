@@ -50,15 +50,17 @@ class Inputs:
 def find_inputs(paths: Sequence[Path]) -> Inputs:
     """The traces under files, directories of exports, directories of bare files and run directories.
 
-    A report and an export of it count once: the export is taken unless the report is newer.  Raises InputError when a
-    path does not exist or when nothing at all is found.
+    A report and an export of it count once: the export is taken unless the report is newer.  Hidden files in a
+    directory are not looked at.  A path that does not exist or cannot be opened becomes a problem; InputError is raised
+    when nothing at all is found.
     """
     traces: list[TraceInput] = []
     problems: list[Problem] = []
     run_dir = None
     for path in paths:
-        if not path.exists():
-            raise InputError(f"{path}: no such file or directory")
+        if reason := _unusable(path):
+            problems.append(Problem(str(path), reason))
+            continue
         if path.is_file() or is_export_dir(path):
             found, odd = _chosen([path], named=True)
             traces += [TraceInput(each, stem(each), None) for each in found]
@@ -76,8 +78,28 @@ def find_inputs(paths: Sequence[Path]) -> Inputs:
 
 
 def is_export_dir(path: Path) -> bool:
-    """True for what ``nsys export -t parquetdir|arrowdir`` writes."""
-    return path.is_dir() and any(child.suffix in (".parquet", ".arrow") for child in path.iterdir())
+    """True for what ``nsys export -t parquetdir|arrowdir`` writes; runs and results hold parquet files too."""
+    try:
+        if not path.is_dir() or any((path / ours).is_file() for ours in (MANIFEST_NAME, "result.json")):
+            return False
+        return any(child.suffix in (".parquet", ".arrow") for child in path.iterdir())
+    except OSError:  # what cannot be listed is reported where it is searched
+        return False
+
+
+def _unusable(path: Path) -> str | None:
+    """Why a path on the command line cannot be looked into, None when it can."""
+    try:
+        if not path.exists():
+            return "no such file or directory"
+        if not path.is_dir() and not path.is_file():
+            return "neither a file nor a directory; give a file that can be read more than once"
+        if path.is_dir():
+            (path / MANIFEST_NAME).exists()  # may it be entered?
+            next(path.iterdir(), None)  # and listed?
+    except OSError as error:  # or a folder above may not be, or the name is too long to be one
+        return f"cannot be opened ({error.strerror})"
+    return None
 
 
 def stem(path: Path) -> str:
@@ -92,16 +114,16 @@ def stem(path: Path) -> str:
 
 def _in_directory(path: Path) -> tuple[list[TraceInput], list[Problem]]:
     nodes = path / "nodes"
-    folders = [path, *_subfolders(path), *(_subfolders(nodes) if nodes.is_dir() else [])]
+    folders = [path, *_subfolders(path), *_subfolders(nodes)]
     traces: list[TraceInput] = []
     problems: list[Problem] = []
     for folder in folders:
         try:
-            children = sorted(folder.iterdir(), key=natural)
+            children = sorted((child for child in folder.iterdir() if not child.name.startswith(".")), key=natural)
+            found, odd = _chosen(children)
         except OSError as error:
             problems.append(Problem(str(folder), f"cannot be listed ({error.strerror})"))
             continue
-        found, odd = _chosen(children)
         host = None if folder == path else folder.name
         traces += [TraceInput(each, f"{host}/{stem(each)}" if host else stem(each), host) for each in found]
         problems += odd
@@ -109,23 +131,29 @@ def _in_directory(path: Path) -> tuple[list[TraceInput], list[Problem]]:
 
 
 def _subfolders(path: Path) -> list[Path]:
-    folders = [child for child in path.iterdir() if child.is_dir() and not child.name.startswith(".")]
+    try:
+        folders = [child for child in path.iterdir() if child.is_dir() and not child.name.startswith(".")]
+    except OSError:
+        return []
     return sorted((f for f in folders if f.name not in _NOT_TRACES and not is_export_dir(f)), key=natural)
 
 
 def _chosen(children: Iterable[Path], *, named: bool = False) -> tuple[list[Path], list[Problem]]:
     """One path a trace, out of the reports and exports of one folder."""
     by_stem: dict[str, list[Path]] = {}
+    problems: list[Problem] = []
     for child in children:
         if child.is_dir():
             if is_export_dir(child):
                 by_stem.setdefault(stem(child), []).append(child)
         elif child.name.lower().endswith((REPORT_SUFFIX, ".qdstrm", *EXPORT_SUFFIXES)):
-            by_stem.setdefault(stem(child), []).append(child)
+            if child.is_file():
+                by_stem.setdefault(stem(child), []).append(child)
+            else:
+                problems.append(Problem(str(child), "neither a file nor a link to one"))
         elif named:  # let the reader say what it is
             by_stem.setdefault(child.name, []).append(child)
     found: list[Path] = []
-    problems: list[Problem] = []
     for group in by_stem.values():
         best = _best(group)
         if best.name.lower().endswith(".qdstrm"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import polars as pl
 
 from nsysk3.trace.report import Report, pid_of
@@ -27,13 +28,27 @@ def read_launches(report: Report) -> pl.DataFrame:
         (pl.col("start") + report.to_utc_ns).alias("api_start"),
         (pl.col("end") + report.to_utc_ns).alias("api_end"),
     )
-    key = ["pid", "correlation"]
-    if calls.select(key).is_unique().all():
+    if calls.select(_key().n_unique()).item() == calls.height:
         return calls
-    outer = calls.sort("api_start").group_by(key, maintain_order=True)
+    outer = calls.sort("api_start").group_by("pid", "correlation", maintain_order=True)
     return outer.agg(pl.first("tid"), pl.first("api_start"), pl.max("api_end"))
 
 
 def with_launches(events: pl.DataFrame, launches: pl.DataFrame) -> pl.DataFrame:
     """GPU events with ``tid``, ``api_start`` and ``api_end`` of the call that launched them (null where unknown)."""
-    return events.join(launches, on=["pid", "correlation"], how="left", maintain_order="left")
+    # A look-up in sorted keys rather than a hash join: both sides come almost in launch order, so it reads memory in
+    # order, and nothing as large as a hash table is built.
+    calls = launches.with_columns(_key().alias("key")).drop_nulls("key").sort("key")
+    known = calls["key"].to_numpy()
+    wanted = events.select(_key().fill_null(-1)).to_series().to_numpy()
+    at = np.searchsorted(known, wanted)
+    found = at < len(known)
+    found[found] = known[at[found]] == wanted[found]
+    row = pl.select(pl.when(pl.Series(found)).then(pl.Series(at))).to_series()
+    return events.hstack(calls.select(pl.col("tid", "api_start", "api_end").gather(row)))
+
+
+def _key() -> pl.Expr:
+    """(pid, correlation) in one integer; null where either is unknown.  CUPTI's correlation ids have 32 bits."""
+    correlation = pl.col("correlation")
+    return pl.when(correlation.is_between(0, 2**32 - 1)).then(pl.col("pid") * 2**32 + correlation)

@@ -209,7 +209,8 @@ def _events(loaded: list[_Loaded], ranks: pl.DataFrame) -> tuple[pl.DataFrame, p
         )
         parts.append(frame.drop("pid", "device_id"))
     events = pl.concat(parts)
-    return events.sort("rank", "start", "end", "stream", maintain_order=True), names
+    # Each report's events are in order already, rank by rank: only the ranks need to be put in order.
+    return events.sort("rank", maintain_order=True), names
 
 
 def _notes(each: _Loaded) -> list[str]:
@@ -223,9 +224,12 @@ def _notes(each: _Loaded) -> list[str]:
             f"{report.name}: NCCL payloads were not exported (communicators and bytes unknown); "
             "export with `nsys export --include-blobs=true`"
         )
-    wal = report.path.with_name(report.path.name + "-wal")
-    if wal.is_file() and wal.stat().st_size:
-        found.append(f"{report.name}: {wal.name} lies beside the file and was not merged: rows in it are not read")
+    found += [
+        f"{report.name}: {beside.name} lies beside the file, left by a writer that did not finish; it was not merged, "
+        "so rows may be missing or half changed: export the report again"
+        for beside in (report.path.with_name(report.path.name + kind) for kind in ("-wal", "-journal"))
+        if beside.is_file() and beside.stat().st_size
+    ]
     found += _missing_workers(each)
     said = [" ".join(diagnostic.text.split()) for diagnostic in report.diagnostics if diagnostic.matters]
     found += [f"{report.name}: Nsight said {text!r}" for text in said[:_DIAGNOSTICS_SHOWN]]

@@ -295,7 +295,8 @@ class DirectorySource:
         scan = self._scan(table)
         if scan is None or column not in self.columns(table):
             return False
-        return self._collect(table, scan.select(pl.col(column).is_not_null().any())).item()
+        found: bool = self._collect(table, scan.select(pl.col(column).is_not_null().any())).item()
+        return found
 
     def _collect(self, table: str, scan: pl.LazyFrame) -> pl.DataFrame:
         try:
@@ -340,9 +341,7 @@ def _wrapped(column: pl.Expr) -> pl.Expr:
     return pl.when(as_bits >= 2**63).then(as_bits - 2**64).otherwise(as_bits).cast(pl.Int64, strict=False).name.keep()
 
 
-def _complete(
-    frame: pl.DataFrame, integers: Sequence[str], texts: Sequence[str], blobs: Sequence[str]
-) -> pl.DataFrame:
+def _complete(frame: pl.DataFrame, integers: Sequence[str], texts: Sequence[str], blobs: Sequence[str]) -> pl.DataFrame:
     """All columns asked for, in order: text decoded, absent ones null."""
     found = frame.columns
     columns = [pl.col(name) if name in found else pl.lit(None, pl.Int64).alias(name) for name in integers]

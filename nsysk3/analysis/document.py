@@ -1,0 +1,121 @@
+"""result.json of an analysis: the tables' facts in one document, with what a reader must know."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import polars as pl
+
+from nsysk3 import __version__
+from nsysk3.analysis.clocks import clock_document
+from nsysk3.analysis.cross import CrossRank, findings, matched_counts
+from nsysk3.analysis.metrics import NEEDS_KERNELS, SPLITS, WAIT_SUMS
+from nsysk3.analysis.sentences import sentences
+from nsysk3.analysis.summaries import summary
+from nsysk3.result.model import (
+    ClockInfo,
+    LayerInfo,
+    MatchedInfo,
+    ProblemInfo,
+    RankMetrics,
+    ReportInfo,
+    ResultDocument,
+    WindowInfo,
+)
+from nsysk3.result.store import IN_DOCUMENT, rows
+from nsysk3.trace.load import Run
+from nsysk3.trace.report import Report
+
+UNCLASSIFIED_WARNING = 0.05
+# Characters of a kernel's name in a note; a template's can have thousands.
+_NAME_SHOWN = 80
+
+
+def document(
+    run: Run,
+    tables: dict[str, pl.DataFrame],
+    found: CrossRank,
+    window: WindowInfo,
+    layers: LayerInfo,
+    notes: Sequence[str],
+) -> ResultDocument:
+    """The document of a result.  ``notes``: what the analyses themselves want said, after the run's own notes."""
+    clock = clock_document(found.clocks, [report.name for report in run.reports])
+    ranks = tables["rank_metrics"]
+    return ResultDocument(
+        nsysk3_version=__version__,
+        simulated=run.manifest.simulated if run.manifest else None,
+        manifest=run.manifest.model_dump(mode="json") if run.manifest else None,
+        window=window,
+        reports=[_report_info(report, run.run_dir) for report in run.reports],
+        problems=[ProblemInfo(path=problem.path, message=str(problem)) for problem in run.problems],
+        notes=[*run.notes, *_identity_notes(tables), *notes, *findings(found), *_clock_notes(clock)],
+        not_measured=_not_measured(ranks),
+        clock=ClockInfo.model_validate(clock),
+        matched=[MatchedInfo.model_validate(row) for row in matched_counts(found).iter_rows(named=True)],
+        layers=layers,
+        sentences=sentences(tables, run.ranks),
+        summary=summary(ranks),
+        ranks=[RankMetrics.model_validate(row) for row in ranks.iter_rows(named=True)],
+        tables={name: rows(table) for name, table in tables.items() if name in IN_DOCUMENT},
+    )
+
+
+def _not_measured(ranks: pl.DataFrame) -> dict[str, str]:
+    """Why a metric is null, for every metric that is null on some rank."""
+    reasons = {name: "CUDA graphs were traced as a whole: their kernels are unknown" for name in NEEDS_KERNELS}
+    reasons |= {
+        "overlap_ratio": "no communication in the window",
+        "exposed_comm_share": reasons["exposed_comm_ns"],
+        "unclassified_share": "no kernel in the window",
+        "coverage": "a report has no clock, so its recording cannot be placed beside the others",
+        "gpu_uuid": "the report does not name the GPU",
+        "gpu_name": "the report does not name the GPU",
+        "pid": "the export has no process ids",
+        **dict.fromkeys(("pp_rank", "tp_rank", "ep_rank"), "no source names it; give --ranks"),
+        **{f"allreduce_p{q}_ns": "no AllReduce in the window" for q in (50, 95, 99)},
+        **dict.fromkeys((*WAIT_SUMS, *SPLITS), "no partner of the rank's communication is in this run"),
+        **dict.fromkeys(("attributed_share", "moe_share"), "no layer, or no AllReduce, could be told"),
+    }
+    return {name: reason for name, reason in reasons.items() if ranks[name].null_count()}
+
+
+def _identity_notes(tables: dict[str, pl.DataFrame]) -> list[str]:
+    found = []
+    ranks = tables["rank_metrics"]
+    inferred = ranks.filter(pl.col("rank_source") == "inferred").height
+    if inferred:
+        found.append(
+            f"{inferred} of {ranks.height} ranks are numbered by host and GPU order, a guess: name them with --ranks"
+        )
+    worst = ranks["unclassified_share"].max()
+    if isinstance(worst, float) and worst > UNCLASSIFIED_WARNING:
+        names = tables["unclassified"]["name"].head(3).to_list()
+        shown = ", ".join(name if len(name) <= _NAME_SHOWN else f"{name[: _NAME_SHOWN - 1]}…" for name in names)
+        found.append(f"up to {worst:.0%} of kernel time is of kernels no rule names ({shown}); add rules with --rules")
+    return found
+
+
+def _clock_notes(clock: dict[str, list[dict[str, object]]]) -> list[str]:
+    return [
+        f"{entry['report']}: {entry['reason']}; no wait across it can be told"
+        for entry in clock["reports"]
+        if entry["reason"]
+    ]
+
+
+def _report_info(report: Report, run_dir: Path | None) -> ReportInfo:
+    path = report.path
+    if run_dir and path.is_relative_to(run_dir):
+        path = path.relative_to(run_dir)
+    return ReportInfo(
+        name=report.name,
+        path=str(path),
+        host=report.host,
+        kind=report.source.kind,
+        exporter=report.exporter,
+        schema_version=report.schema_version,
+        clock=report.clock,
+        diagnostics=[diagnostic.text for diagnostic in report.diagnostics if diagnostic.matters],
+    )

@@ -1,0 +1,125 @@
+"""``nsysk3 compare``."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from nsysk3.cli.progress import status
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from nsysk3.compare.model import Comparison
+    from nsysk3.result import Result
+
+
+class Format(StrEnum):
+    """What to write."""
+
+    text = "text"
+    md = "md"
+    html = "html"
+
+
+def compare(
+    base: Annotated[Path, typer.Argument(metavar="BASE", help="A run directory, its results, or traces of one run.")],
+    others: Annotated[list[Path], typer.Argument(metavar="OTHER...", help="The runs to hold against it, in order.")],
+    label: Annotated[
+        list[str] | None, typer.Option(help="Name of a run; one for each, base first. Default: its PP degree.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the comparison as JSON.")] = False,
+    form: Annotated[Format, typer.Option("--format", help="What to write.")] = Format.text,
+    out: Annotated[Path | None, typer.Option(help="File to write to instead of stdout.")] = None,
+    fail_on: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="EXPR",
+            help="Exit with 1 when the whole interval lies beyond: 'allreduce_total_ns>+10%' (relative change), "
+            "'forward_p50_ns>+2ms' (absolute change), 'bubble_share>0.3' (the run itself); METRIC/window, "
+            "METRIC/forward or METRIC/1k_tokens picks the row. Repeatable.",
+        ),
+    ] = None,
+    window: Annotated[
+        str | None, typer.Option(help="Window of traces that are analysed here, as for analyze. Default: capture.")
+    ] = None,
+    lang: Annotated[str, typer.Option(help="Language of the page: en or zh.")] = "en",
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+) -> None:
+    """Compare runs: PP1 against PP8, a ladder of PP degrees, or before and after.
+
+    Numbers are per active rank, medians over stable ranks, with a bootstrap 95 % interval and a verdict; first comes
+    what differs besides the layout. Exit code 1 when a --fail-on threshold is exceeded.
+    """
+    from nsysk3.compare import compare as run_comparison
+    from nsysk3.compare.gate import FAILED, Gate, check
+
+    gates = [Gate.parse(text) for text in fail_on or ()]
+    with status(quiet) as progress:
+        results = [_result(path, window, progress) for path in (base, *others)]
+        comparison = run_comparison(results[0], results[1:], label)
+    text = comparison.to_json() if json else _rendered(comparison, results, form, lang)
+    if out:
+        _write(out, text)
+        typer.echo(f"comparison written to {out}", err=True)
+    else:
+        typer.echo(text, nl=False)
+    outcomes = check(comparison, gates)
+    for outcome in outcomes:
+        typer.echo(f"gate: {outcome.text}", err=True)
+    if any(outcome.state == "failed" for outcome in outcomes):
+        raise typer.Exit(FAILED)
+
+
+def _result(path: Path, window: str | None, progress: Callable[[str], None] | None) -> Result:
+    """Results that were saved for the window asked for, else those of the traces."""
+    from nsysk3.errors import InputError
+    from nsysk3.result import Result
+    from nsysk3.result.store import RESULT_NAME
+
+    for folder in (path, path / "analysis"):
+        if (folder / RESULT_NAME).is_file():
+            saved = Result.load(folder)
+            if window in (None, saved.document.window.asked):
+                return saved
+            if folder == path:
+                asked = saved.document.window.asked
+                raise InputError(f"{path}: these results are of window {asked}; analyze the traces with {window}")
+    from nsysk3.analysis.analyze import analyze
+
+    return analyze(path, window=window or "capture", progress=progress)
+
+
+def _rendered(comparison: Comparison, results: list[Result], form: Format, lang: str) -> str:
+    if form is Format.html:
+        from nsysk3.report.html import render_comparison as render_html
+
+        return render_html(comparison, results, lang=lang)
+    if form is Format.md:
+        from nsysk3.report.markdown import render_comparison
+
+        return render_comparison(comparison)
+    from io import StringIO
+
+    from nsysk3.report.compare_terminal import print_comparison
+    from nsysk3.report.terminal import console
+
+    text = StringIO()
+    print_comparison(comparison, console(text))
+    return text.getvalue()
+
+
+def _write(path: Path, text: str) -> None:
+    """Beside and renamed: a killed command leaves no half file."""
+    from nsysk3.errors import MissingToolError
+
+    beside = path.with_name(f".{path.name}.part")
+    try:
+        beside.write_text(text, "utf-8")
+        beside.replace(path)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        raise MissingToolError(f"{path}: cannot be written ({error.strerror or error})") from error

@@ -1,0 +1,71 @@
+"""The metrics that are compared, in the order in which they are shown."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from nsysk3.compare.model import Group, Scope, Unit
+
+_STAGE_WAIT = (
+    "with a pipeline the communication time holds Stage wait inside SendRecv, without one it cannot: across PP degrees "
+    "the two do not measure the same thing"
+)
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One metric: its name in docs/metrics.md, and how it may be compared."""
+
+    name: str
+    label: str
+    group: Group
+    better: Literal["lower", "higher"] | None = "lower"
+    scopes: tuple[Scope, ...] = ("window", "forward", "1k_tokens")
+    apart: str | None = None
+    """Why runs of different PP degrees are not like for like."""
+
+    @property
+    def unit(self) -> Unit:
+        """Told by the name's ending."""
+        return "ns" if self.name.endswith("_ns") else "count" if self.name.endswith("_count") else "share"
+
+
+_ONCE: tuple[Scope, ...] = ("window",)
+
+METRICS = (
+    Metric("allreduce_count", "AllReduce calls", "headline", None),
+    Metric("allreduce_total_ns", "AllReduce total", "headline"),
+    Metric("allreduce_p50_ns", "AllReduce p50", "headline", scopes=("window", "forward")),
+    Metric("overlap_ratio", "Overlap with compute", "headline", "higher", _ONCE),
+    Metric("window_ns", "Wall time", "forward"),
+    Metric("forward_p50_ns", "Forward p50", "forward", scopes=("forward",)),
+    Metric("forward_p95_ns", "Forward p95", "forward", scopes=_ONCE),
+    Metric("allreduce_wait_ns", "AllReduce wait", "allreduce"),
+    Metric("allreduce_transfer_ns", "AllReduce transfer", "allreduce"),
+    Metric("allreduce_p95_ns", "AllReduce p95", "allreduce", scopes=_ONCE),
+    Metric("moe_share", "MoE share of AllReduce time", "allreduce", None, _ONCE),
+    Metric("p2p_count", "P2P kernels", "p2p", None),
+    Metric("p2p_total_ns", "P2P total", "p2p"),
+    Metric("wait_upstream_ns", "P2P upstream wait", "p2p"),
+    Metric("wait_downstream_ns", "P2P downstream wait", "p2p"),
+    Metric("p2p_transfer_ns", "P2P transfer", "p2p"),
+    Metric("stage_wait_ns", "Exposed Stage wait", "stage"),
+    Metric("bubble_ns", "Bubble", "stage"),
+    Metric("bubble_share", "Bubble share", "stage", scopes=_ONCE),
+    Metric("compute_ns", "Compute", "time", None),
+    Metric("fused_ns", "Fused", "time", None),
+    Metric("copy_ns", "Copies", "time"),
+    Metric("overlap_transfer_ns", "Transfer beside compute", "time", None),
+    Metric("overlap_wait_ns", "Wait beside compute", "time", None),
+    Metric("exposed_transfer_ns", "Exposed transfer", "time"),
+    Metric("exposed_wait_ns", "Exposed wait", "time"),
+    Metric("idle_ns", "Idle", "time"),
+    Metric("stage_idle_ns", "Idle for another stage", "time"),
+    Metric("exposed_comm_share", "Exposed communication share", "apart", scopes=_ONCE, apart=_STAGE_WAIT),
+    Metric("comm_share", "NCCL wall share", "apart", scopes=_ONCE, apart=_STAGE_WAIT),
+    Metric("exposed_comm_ns", "Exposed communication", "apart", apart=_STAGE_WAIT),
+    Metric("comm_ns", "Communication", "apart", apart=_STAGE_WAIT),
+)
+BY_NAME = {metric.name: metric for metric in METRICS}
+SCOPE_LABELS: dict[Scope, str] = {"window": "per window", "forward": "per forward", "1k_tokens": "per 1,000 tokens"}

@@ -1,0 +1,201 @@
+"""Whether two runs differ in nothing but their pipeline and tensor-parallel degrees, and what else differs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from nsysk3.compare.model import Comparability, Fact, Layout
+from nsysk3.compare.model import Status as FactStatus
+from nsysk3.result import Result
+
+SECTIONS = ("server", "load", "nsys", "versions")
+NO_MANIFEST = "no manifest"
+
+
+@dataclass(frozen=True)
+class Known:
+    """A setting to compare: the names it goes by in a manifest, in the order of preference."""
+
+    name: str
+    label: str
+    keys: tuple[str, ...]
+    optional: bool = False
+    """Left out where neither run sets it."""
+
+
+KNOWN = (
+    Known("model", "model", ("model", "model_path", "model_name", "served_model_name")),
+    Known("image", "image", ("image_digest", "image", "container_image", "docker_image"), optional=True),
+    Known("sglang", "SGLang version", ("sglang", "sglang_version")),
+    Known("moe_runner_backend", "MoE runner backend", ("moe_runner_backend", "moe_runner")),
+    Known("moe_a2a_backend", "MoE all-to-all backend", ("moe_a2a_backend", "a2a_backend", "a2a"), optional=True),
+    Known("attention_backend", "attention backend", ("attention_backend", "prefill_attention_backend"), True),
+    Known("input_len", "input length", ("input_len", "input_length", "random_input_len")),
+    Known("output_len", "output length", ("output_len", "output_length", "random_output_len")),
+    Known("concurrency", "concurrency", ("concurrency", "max_concurrency")),
+    Known("chunk", "chunk", ("chunked_prefill_size", "chunk", "chunk_size")),
+    Known("radix", "radix cache off", ("disable_radix_cache", "radix")),
+    Known("memory", "memory share", ("mem_fraction_static", "memory_share", "mem_fraction")),
+)
+# Only SGLang has these.
+_SGLANG = frozenset({"sglang", "moe_runner_backend", "radix", "memory"})
+# What differs between any two runs of different layouts, and says nothing about the work.
+_LAYOUT_KEYS = frozenset(
+    {
+        "pp", "tp", "ep", "pp_size", "tp_size", "ep_size", "pipeline_parallel_size", "tensor_parallel_size",
+        "expert_parallel_size", "nnodes", "node_rank", "layers", "stages",
+    }
+)  # fmt: skip
+_BOOKKEEPING = (
+    "command", "argv", "path", "dir", "file", "url", "addr", "address", "host", "hosts", "port", "pid", "run_id", "id",
+    "time", "started", "ended", "seed", "log", "name", "preset",
+)  # fmt: skip
+_ALIASES = frozenset(key for known in KNOWN for key in known.keys)
+_SHOWN = 60
+
+
+def comparability(
+    base: tuple[str, Result, Layout], other: tuple[str, Result, Layout], *, paired: bool
+) -> Comparability:
+    """What the manifests, and where there are none the traces, say about two runs: each as (label, result, layout)."""
+    facts = [*_from_layout(base[2], other[2]), *_from_manifests(base[1], other[1]), *_from_traces(base[1], other[1])]
+    differences = [_difference(fact) for fact in facts if fact.status == "differs"]
+    unknown = [fact.label for fact in facts if fact.status == "not known"]
+    single = False if differences else None if unknown else True
+    degrees = (base[2].pp, base[2].tp, other[2].pp, other[2].tp)
+    same_layout = None if None in degrees else degrees[:2] == degrees[2:]
+    summary = list(_summary(base, other, differences, unknown, single, same_layout))
+    return Comparability(
+        base=base[0], other=other[0], facts=facts, differences=differences, unknown=unknown, single_variable=single,
+        same_layout=same_layout, paired=paired, summary=summary,
+    )  # fmt: skip
+
+
+def _from_layout(base: Layout, other: Layout) -> list[Fact]:
+    def shown(layout: Layout) -> str | None:
+        return None if layout.ep is None else f"EP{layout.ep}"
+
+    return [_fact("ep", "expert parallel", shown(base), shown(other)), _fact("gpus", "GPUs", *_sizes(base, other))]
+
+
+def _sizes(base: Layout, other: Layout) -> tuple[str, str]:
+    one, two = ((side.pp * side.tp if side.pp and side.tp else side.ranks) for side in (base, other))
+    return str(one), str(two)
+
+
+def _from_manifests(base: Result, other: Result) -> list[Fact]:
+    ours, theirs = _settings(base), _settings(other)
+    facts = [_fact(known.name, known.label, _find(ours, known), _find(theirs, known)) for known in KNOWN]
+    if not base.document.manifest or not other.document.manifest:
+        return facts
+    engines = {ours.get("engine"), theirs.get("engine")}
+    moot = {known.name for known in KNOWN if known.optional} | (set() if engines & {None, "sglang"} else _SGLANG)
+    facts = [fact for fact in facts if fact.name not in moot or (fact.base, fact.other) != (None, None)]
+    left = [key for key in {**ours, **theirs} if _is_setting(key)]
+    # Of the rest only differences are worth a line: one side leaving a default out is not a difference.
+    pairs = [(key, ours.get(key), theirs.get(key)) for key in left]
+    return facts + [_fact(key, key, one, two) for key, one, two in pairs if None not in (one, two) and one != two]
+
+
+def _from_traces(base: Result, other: Result) -> list[Fact]:
+    def gpus(result: Result) -> str | None:
+        names = sorted({rank.gpu_name for rank in result.document.ranks if rank.gpu_name})
+        return ", ".join(names) or None
+
+    def exporters(result: Result) -> str | None:
+        return ", ".join(sorted({report.exporter for report in result.document.reports if report.exporter})) or None
+
+    def made(result: Result) -> str:
+        return "simulated" if result.document.simulated else "real"
+
+    pair = (base, other)
+    return [
+        _fact("gpu_name", "GPU model", *map(gpus, pair)),
+        _fact("nsys_version", "Nsight Systems version", *map(exporters, pair)),
+        _fact("window", "window", *(result.document.window.used for result in pair)),
+        _fact("simulated", "origin of the traces", *map(made, pair)),
+        _fact("nsysk3_version", "nsysk3 version", *(result.document.nsysk3_version for result in pair)),
+    ]
+
+
+def _fact(name: str, label: str, base: str | None, other: str | None) -> Fact:
+    status: FactStatus = "not known" if base is None or other is None else "same" if base == other else "differs"
+    return Fact(name=name, label=label, base=base, other=other, status=status)
+
+
+def _difference(fact: Fact) -> str:
+    if fact.name == "ep":
+        return f"{fact.base} -> {fact.other}"
+    if fact.name == "simulated":
+        return "one run is simulated, the other real"
+    return f"{fact.label} {fact.base} -> {fact.other}"
+
+
+def _settings(result: Result) -> dict[str, str]:
+    """Every scalar setting of a manifest by its dotted name without the section, names in snake case."""
+    manifest = result.document.manifest or {}
+    found: dict[str, str] = {}
+    for section in SECTIONS:
+        for key, value in _flat(manifest.get(section)):
+            # The first section wins: a load generator may repeat what the server was told.
+            found.setdefault(key, value)
+    if isinstance(manifest.get("engine"), str):
+        found.setdefault("engine", manifest["engine"])
+    return found
+
+
+def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            name = str(key).lower().replace("-", "_")
+            yield from _flat(inner, f"{prefix}.{name}" if prefix else name)
+    elif isinstance(value, list):
+        if all(isinstance(inner, (str, int, float)) for inner in value):
+            yield prefix, " ".join(map(str, value))
+    elif value is not None and prefix:
+        yield prefix, str(value)
+
+
+def _find(settings: Mapping[str, str], known: Known) -> str | None:
+    by_leaf = {key.rsplit(".", 1)[-1]: value for key, value in reversed(list(settings.items()))}
+    return next((by_leaf[key] for key in known.keys if key in by_leaf), None)
+
+
+def _is_setting(key: str) -> bool:
+    if "server_info." in key:  # every default of a server: what was asked for is elsewhere
+        return False
+    leaf = key.rsplit(".", 1)[-1]
+    ends = tuple(f"_{word}" for word in _BOOKKEEPING)
+    return not (leaf in _ALIASES or leaf in _LAYOUT_KEYS or leaf in _BOOKKEEPING or leaf.endswith(ends))
+
+
+def _summary(
+    base: tuple[str, Result, Layout],
+    other: tuple[str, Result, Layout],
+    differences: list[str],
+    unknown: list[str],
+    single: bool | None,
+    same_layout: bool | None,
+) -> Iterator[str]:
+    yield f"{base[2].text} -> {other[2].text}" if not same_layout else f"same layout: {base[2].text}"
+    for label, _, layout in (base, other):
+        if layout.note:
+            yield f"{label}: layout {layout.note}" if layout.source == "inferred" else f"{label}: {layout.note}"
+    if differences:
+        shown = "; ".join(text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…" for text in differences)
+        yield f"{shown}: not a single-variable comparison"
+    without = [label for label, result, _ in (base, other) if result.document.manifest is None]
+    if without:
+        yield f"not known whether {', '.join(unknown)} are the same: {NO_MANIFEST} for {' and '.join(without)}"
+    elif unknown:
+        yield f"not known whether {', '.join(unknown)} are the same: the manifests do not say"
+    if single:
+        yield (
+            "besides PP and TP nothing that the manifests record differs"
+            if not same_layout
+            else ("nothing that the manifests record differs")
+        )
+    if base[1].document.simulated and other[1].document.simulated:
+        yield "both runs are simulated"

@@ -1,0 +1,102 @@
+"""Thresholds for continuous integration: ``exposed_comm_share>+5%`` fails only when the whole interval lies beyond."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal, cast
+
+from nsysk3.compare.catalog import BY_NAME, SCOPE_LABELS
+from nsysk3.compare.model import Comparison, Delta, Row, Scope, Value
+from nsysk3.errors import InputError
+
+FAILED = 1
+_UNITS = {"ns": 1.0, "us": 1e3, "ms": 1e6, "s": 1e9}
+_SYNTAX = re.compile(
+    r"\s*(?P<metric>\w+)\s*(?:/\s*(?P<scope>\w+)\s*)?(?P<side>[<>])\s*(?P<sign>[+-]?)\s*"
+    r"(?P<number>\d+(?:\.\d*)?(?:[eE][+-]?\d+)?|\.\d+)\s*(?P<unit>%|ns|us|ms|s)?\s*"
+)
+
+
+@dataclass(frozen=True)
+class Gate:
+    """``METRIC[/SCOPE] > or < THRESHOLD``.
+
+    ``of``: ``share`` for a relative change (``>+5%``), ``change`` for an absolute one (``>+2ms``), ``value`` for the
+    number of the other run itself (``>0.3``, ``>400ms``; there % means hundredths).
+    """
+
+    text: str
+    metric: str
+    scope: Scope | None
+    side: Literal["<", ">"]
+    of: Literal["share", "change", "value"]
+    threshold: float
+
+    @classmethod
+    def parse(cls, text: str) -> Gate:
+        """Read an expression.  Raises InputError for one that cannot be understood or names no metric."""
+        found = _SYNTAX.fullmatch(text)
+        if not found:
+            raise InputError(f"--fail-on {text!r}: not METRIC>THRESHOLD, such as 'allreduce_total_ns>+10%'")
+        metric, scope, unit = found["metric"], found["scope"], found["unit"]
+        if metric not in BY_NAME:
+            raise InputError(f"--fail-on {text!r}: no metric {metric!r}; there are {', '.join(BY_NAME)}")
+        if scope and scope not in BY_NAME[metric].scopes:
+            raise InputError(f"--fail-on {text!r}: {metric} is compared per {', '.join(BY_NAME[metric].scopes)}")
+        if unit in _UNITS and BY_NAME[metric].unit != "ns":
+            raise InputError(f"--fail-on {text!r}: {metric} is not a time")
+        size = float(found["number"]) * (0.01 if unit == "%" else _UNITS.get(unit, 1.0))
+        signed = bool(found["sign"])
+        return cls(
+            text=text.strip(),
+            metric=metric,
+            scope=cast("Scope | None", scope),
+            side=cast("Literal['<', '>']", found["side"]),
+            of="share" if signed and unit == "%" else "change" if signed else "value",
+            threshold=-size if found["sign"] == "-" else size,
+        )
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a gate found for one of the other runs."""
+
+    state: Literal["failed", "passed", "undecided"]
+    text: str
+
+
+def check(comparison: Comparison, gates: list[Gate]) -> list[Outcome]:
+    """Every gate against every other run.  Undecided, which fails nothing, is a gate without an interval."""
+    outcomes = []
+    for gate in gates:
+        row = comparison.row(gate.metric, gate.scope)
+        if row is None:
+            outcomes.append(Outcome("undecided", f"{gate.text}: no such row in this comparison"))
+            continue
+        outcomes += [_judged(gate, row, d, v) for d, v in zip(row.deltas, row.values[1:], strict=True)]
+    return outcomes
+
+
+def _judged(gate: Gate, row: Row, delta: Delta, value: Value) -> Outcome:
+    point, low, high = {
+        "share": (delta.change_share, delta.low_share, delta.high_share),
+        "change": (delta.change, delta.low, delta.high),
+        "value": (value.value, value.low, value.high),
+    }[gate.of]
+    where = f"{gate.text}: {delta.other} against {delta.base} {SCOPE_LABELS[row.scope]}"
+    if point is None or low is None or high is None:
+        why = delta.reason or value.reason or "the base is 0, so there is no relative change"
+        return Outcome("undecided", f"{where}: undecided, {why}")
+    beyond = low > gate.threshold if gate.side == ">" else high < gate.threshold
+    middle, *ends = (_number(number, gate, row) for number in (point, low, high))
+    numbers = f"{middle} (95 % interval {' to '.join(ends)})"
+    apart = "" if delta.like_for_like else "; not like for like across PP degrees"
+    return Outcome("failed" if beyond else "passed", f"{where}: {'failed' if beyond else 'passed'}, {numbers}{apart}")
+
+
+def _number(number: float, gate: Gate, row: Row) -> str:
+    sign = "+" if gate.of != "value" else ""
+    if gate.of == "share":
+        return f"{number:+.1%}"
+    return f"{number / 1e6:{sign},.3f} ms" if row.unit == "ns" else f"{number:{sign},.4g}"

@@ -1,0 +1,168 @@
+"""The shape of a comparison: what ``nsysk3 compare --json`` prints and every renderer reads.
+
+docs/comparison.schema.json is made from these models: ``schema_text()``.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+SCHEMA_VERSION = 1
+
+Scope = Literal["window", "forward", "1k_tokens"]
+Unit = Literal["ns", "count", "share"]
+Group = Literal["headline", "forward", "allreduce", "p2p", "stage", "time", "apart"]
+Verdict = Literal["lower", "higher", "no difference shown", "not enough samples", "not known"]
+Status = Literal["same", "differs", "not known"]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class Layout(_Model):
+    """How the GPUs of a run were divided.  Null: nothing says."""
+
+    pp: int | None = Field(description="Pipeline stages.")
+    tp: int | None = Field(description="Tensor-parallel ranks of a stage.")
+    ep: int | None = Field(description="Expert-parallel ranks.")
+    ranks: int = Field(description="Ranks in the traces.")
+    source: Literal["manifest", "inferred"] = Field(description="inferred: from the ranks and stages of the trace.")
+    text: str = Field(description="Such as PP8 / TP4 / EP4.")
+    note: str | None = Field(description="What is doubtful about it.")
+
+
+class RunSide(_Model):
+    """One of the runs."""
+
+    label: str
+    layout: Layout
+    manifest: bool = Field(description="Whether the run has a manifest.")
+    simulated: str | None = Field(description="Set when no GPU made the traces.")
+    window: str = Field(description="The window used.")
+    window_reason: str | None = Field(description="Why it is not the one asked for.")
+    stable_ranks: int = Field(description="Ranks in the medians.")
+    left_out: list[str] = Field(description="Ranks that are not, with the reason.")
+    forwards: float | None = Field(description="Whole forwards in the window, median over stable ranks.")
+    tokens: float | None = Field(description="Input tokens of those forwards, median over stable ranks.")
+    gpu_name: str | None
+    clock_uncertainty_ns: int | None = Field(description="Largest uncertainty of a time difference between reports.")
+
+
+class Fact(_Model):
+    """Something two runs should have in common."""
+
+    name: str
+    label: str
+    base: str | None
+    other: str | None
+    status: Status
+
+
+class Comparability(_Model):
+    """What two runs have in common besides PP and TP, and what they do not."""
+
+    base: str = Field(description="Label.")
+    other: str = Field(description="Label.")
+    facts: list[Fact]
+    differences: list[str] = Field(description="What differs besides PP and TP, such as EP4 -> EP2.")
+    unknown: list[str] = Field(description="Labels of facts that nothing tells for one run or both.")
+    single_variable: bool | None = Field(description="True: only PP/TP differ; null: not known.")
+    same_layout: bool | None = Field(description="Null where a layout is not known.")
+    paired: bool = Field(description="Rank k is held against rank k: same layout, same ranks.")
+    summary: list[str] = Field(description="The same in words.")
+
+
+class Value(_Model):
+    """A metric of one run: median over stable ranks (of each rank's median over its forwards, where it has samples)."""
+
+    value: float | None
+    low: float | None = Field(description="Lower end of the bootstrap 95 % interval.")
+    high: float | None = Field(description="Upper end.")
+    ranks: int = Field(description="Ranks with a value.")
+    forwards: int = Field(description="Forwards that were samples; 0 where each rank gives one number.")
+    n: int = Field(description="Samples: ranks x forwards that have a value.")
+    reason: str | None = Field(description="Why the value or its interval is null.")
+
+
+class Delta(_Model):
+    """The change of one metric from one run to another."""
+
+    base: str = Field(description="Label.")
+    other: str = Field(description="Label.")
+    change: float | None = Field(description="other - base.")
+    low: float | None = Field(description="Lower end of its bootstrap 95 % interval.")
+    high: float | None = Field(description="Upper end.")
+    change_share: float | None = Field(description="other / base - 1; null where the base is 0.")
+    low_share: float | None
+    high_share: float | None
+    verdict: Verdict
+    like_for_like: bool = Field(description="False: the two values do not measure the same thing.")
+    reason: str | None = Field(description="Why something is null, or what weakens it.")
+
+
+class Row(_Model):
+    """One metric per window, per forward or per 1,000 input tokens, of every run."""
+
+    metric: str = Field(description="Name, as docs/metrics.md defines it.")
+    label: str
+    unit: Unit
+    group: Group = Field(description="headline: first table; apart: not like for like across PP degrees.")
+    scope: Scope
+    better: Literal["lower", "higher"] | None = Field(description="Which way is good, null where neither.")
+    samples: str = Field(description="What was sampled.")
+    values: list[Value] = Field(description="Base first, then the others.")
+    deltas: list[Delta] = Field(description="Each other run against the base.")
+    steps: list[Delta] = Field(description="Each run against the one before it; empty for two runs.")
+    why_apart: str | None = Field(description="Why not like for like, where some delta is not.")
+    note: str | None = Field(description="What a reader must know.")
+
+
+class Step(_Model):
+    """Neighbours on a ladder of runs."""
+
+    base: str
+    other: str
+    comparability: Comparability
+
+
+class Comparison(_Model):
+    """Two runs, or a ladder of them."""
+
+    schema_version: int = SCHEMA_VERSION
+    nsysk3_version: str
+    base: RunSide
+    others: list[RunSide]
+    comparability: list[Comparability] = Field(description="Each other run against the base.")
+    ladder: list[Step] = Field(description="Each run against the one before it; empty for two runs.")
+    rows: list[Row]
+    verdict: list[str] = Field(description="Two sentences: what changed, and what limits that.")
+    notes: list[str]
+
+    @property
+    def labels(self) -> list[str]:
+        """Labels of all runs, base first."""
+        return [self.base.label, *(other.label for other in self.others)]
+
+    def row(self, metric: str, scope: Scope | None = None) -> Row | None:
+        """The row of a metric; without ``scope`` per forward where every run has it, else the first there is."""
+        found = [row for row in self.rows if row.metric == metric and scope in (None, row.scope)]
+        whole = [row for row in found if row.scope == "forward" and all(v.value is not None for v in row.values)]
+        return next(iter([*whole, *found] if scope is None else found), None)
+
+    def to_json(self) -> str:
+        """The document as text."""
+        return self.model_dump_json(indent=1) + "\n"
+
+
+def schema() -> dict[str, Any]:
+    """JSON Schema of the document."""
+    return Comparison.model_json_schema(mode="serialization")
+
+
+def schema_text() -> str:
+    """The same as docs/comparison.schema.json has it."""
+    return json.dumps(schema(), indent=1, sort_keys=True) + "\n"

@@ -1,0 +1,259 @@
+"""The samples of every metric of a run: per rank over the window, per rank and forward, per 1,000 input tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import polars as pl
+
+from nsysk3.compare.catalog import BY_NAME
+from nsysk3.compare.layout import layout_of, stage_of
+from nsysk3.compare.model import Layout, Scope
+from nsysk3.compare.statistics import Samples
+from nsysk3.result import Result
+
+NO_FORWARDS = "no whole forward was found in the window"
+NO_TOKENS = "the trace does not tell how many tokens a forward had"
+# What the samples were taken from.
+WINDOW = "one number a rank: its window"
+PER_FORWARD = "one number a rank: its window divided by its forwards"
+COLLECTIVES = "ranks x forwards: AllReduce kernels that start in the forward"
+FORWARDS = "ranks x forwards"
+LAYERS = "ranks x forwards: kernels that belong to a layer"
+
+_KEY = ["rank", "forward"]
+_FROM_LAYERS = ("compute_ns", "fused_ns", "exposed_comm_ns")
+_FROM_PIPELINE = ("stage_wait_ns", "bubble_ns", "bubble_share")
+
+
+@dataclass(frozen=True)
+class RunSamples:
+    """Samples of one run.
+
+    ``rank`` columns of a result's tables are row numbers of ``document.ranks``; only stable ranks are used.
+    """
+
+    result: Result
+    layout: Layout = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "layout", layout_of(self.result))
+
+    def find(self, metric: str, scope: Scope) -> dict[str, Samples]:
+        """By what they were taken from, best first; empty where there are none (then see ``reason``)."""
+        if scope == "window":
+            column = self._window(metric)
+            return {WINDOW: self._per_rank(column)} if column is not None else {}
+        found = {}
+        for source, cells in self._cells.items():
+            if metric in cells.columns:
+                found[source] = self._per_cell(cells, metric, scope)
+        column = self._window(metric) if "1k_tokens" in BY_NAME[metric].scopes else None  # else nothing to divide
+        if column is not None:
+            found[PER_FORWARD] = self._per_rank(column / self._count(scope))
+        return {source: samples for source, samples in found.items() if samples.n}
+
+    def reason(self, metric: str, scope: Scope) -> str:
+        """Why ``find`` has nothing."""
+        if not self._stable.height:
+            return "no rank is stable"
+        if scope != "window" and not self._forwards.height:
+            return NO_FORWARDS
+        if scope == "1k_tokens" and not self._count(scope).is_not_nan().any():
+            return NO_TOKENS
+        if metric in _FROM_PIPELINE:
+            return "the stages of the ranks are not known"
+        return self.result.document.not_measured.get(metric, "not measured")
+
+    @property
+    def world_ranks(self) -> tuple[int, ...]:
+        """Of the stable ranks."""
+        return tuple(self._stable["world_rank"].to_list())
+
+    def share_of(self, part: str, whole: str) -> float | None:
+        """Two numbers of the window, each summed over stable ranks, as a ratio; null where nothing is to be shared."""
+        one, two = self._window(part), self._window(whole)
+        return float(one.sum()) / float(two.sum()) if one is not None and two is not None and two.sum() else None
+
+    def totals(self) -> tuple[float | None, float | None]:
+        """Whole forwards in the window and their tokens, medians over stable ranks."""
+        whole = pl.col("tokens").null_count() == 0
+        per_rank = self._forwards.group_by("rank").agg(pl.len(), pl.when(whole).then(pl.col("tokens").sum()))
+        return _median(per_rank["len"]), _median(per_rank["tokens"])
+
+    # --- one number a rank
+
+    @cached_property
+    def _stable(self) -> pl.DataFrame:
+        """``rank``, ``world_rank``, ``stage`` and all metrics of stable ranks, by rank."""
+        table = self.result.tables["rank_metrics"].with_row_index("rank").with_columns(pl.col("rank").cast(pl.Int32))
+        stages = stage_of(self.result)
+        named = [-1 if stages.get(rank) is None else stages[rank] for rank in table["rank"].to_list()]
+        table = table.with_columns(pl.Series("stage", named, pl.Int64))
+        return self._with_derived(table.filter(pl.col("stable")))
+
+    def _with_derived(self, table: pl.DataFrame) -> pl.DataFrame:
+        """Add the metrics that are not in rank_metrics."""
+        share = pl.when(pl.col("window_ns") > 0)
+        table = table.with_columns(share.then(pl.col("comm_ns") / pl.col("window_ns")).alias("comm_share"))
+        pipeline = self.result.tables.get("pipeline")
+        if pipeline is not None and pipeline.height:
+            table = table.join(pipeline.select("rank", *_FROM_PIPELINE), on="rank", how="left", maintain_order="left")
+        elif self.layout.pp == 1:
+            # One stage waits for no other; what is left of the bubble is idle time.
+            idle = pl.col("idle_ns")
+            table = table.with_columns(
+                pl.lit(0).alias("stage_wait_ns"), idle.alias("bubble_ns"),
+                share.then(idle / pl.col("window_ns")).alias("bubble_share"),
+            )  # fmt: skip
+        for part in (self._allreduce_split(table), self._p2p_transfer(table)):
+            table = table.join(part, on="rank", how="left", maintain_order="left")
+        own = table["p2p_count"] == 0
+        table = table.with_columns(pl.when(own).then(0).otherwise("p2p_transfer_ns").alias("p2p_transfer_ns"))
+        none = pl.col("allreduce_count") == 0
+        parts = ("allreduce_wait_ns", "allreduce_transfer_ns")
+        table = table.with_columns(pl.when(none).then(0).otherwise(name).alias(name) for name in parts)
+        spent = pl.col("end_utc_ns") - pl.col("start_utc_ns")
+        forwards = whole_forwards(self.result, table)
+        times = forwards.group_by("rank").agg(spent.quantile(0.95, "linear").alias("forward_p95_ns"))
+        return table.join(times, on="rank", how="left", maintain_order="left")
+
+    def _allreduce_split(self, ranks: pl.DataFrame) -> pl.DataFrame:
+        """Wait and transfer of AllReduce kernels of the window, null where some found no partner."""
+        found = in_window(self.result.tables.get("collectives"), ranks, "start_utc_ns")
+        if found is None:
+            return ranks.select("rank", *_nulls("allreduce_wait_ns", "allreduce_transfer_ns"))
+        found = found.filter(pl.col("op") == "allreduce")
+        return found.group_by("rank").agg(_whole("wait_ns", "allreduce"), _whole("transfer_ns", "allreduce"))
+
+    def _p2p_transfer(self, ranks: pl.DataFrame) -> pl.DataFrame:
+        """Transfer of pipeline sends and receives of the window that found their partner."""
+        pairs = self.result.tables.get("p2p")
+        if pairs is None or pairs.is_empty():
+            return ranks.select("rank", *_nulls("p2p_transfer_ns"))
+        sides = []
+        for rank, side in (("src_rank", "send"), ("dst_rank", "recv")):
+            names = {rank: "rank", f"{side}_start_utc_ns": "start_utc_ns", f"{side}_transfer_ns": "p2p_transfer_ns"}
+            sides.append(pairs.select(*names).rename(names))
+        found = in_window(pl.concat(sides), ranks, "start_utc_ns")
+        assert found is not None
+        return found.group_by("rank").agg(pl.col("p2p_transfer_ns").sum())
+
+    def _window(self, metric: str) -> pl.Series | None:
+        if metric not in self._stable.columns or self._stable[metric].null_count() == self._stable.height:
+            return None
+        return self._stable[metric].cast(pl.Float64)
+
+    def _count(self, scope: Scope) -> pl.Series:
+        """What a window number is divided by, NaN where it is not known."""
+        counted = self._forwards.group_by("rank").agg(
+            pl.len().cast(pl.Float64).alias("forward"),
+            pl.when(pl.col("tokens").null_count() == 0).then(pl.col("tokens").sum() / 1000).alias("1k_tokens"),
+        )
+        joined = self._stable.select("rank").join(counted, on="rank", how="left", maintain_order="left")[scope]
+        return pl.select(pl.when(joined > 0).then(joined).otherwise(float("nan"))).to_series().fill_null(float("nan"))
+
+    def _per_rank(self, column: pl.Series) -> Samples:
+        values = column.fill_null(float("nan")).to_numpy()
+        return Samples.of(values, self._stable["rank"].to_list(), self._stable["stage"].to_list(), per_forward=False)
+
+    # --- one number a rank and forward
+
+    @cached_property
+    def _forwards(self) -> pl.DataFrame:
+        """``rank``, ``forward``, ``start_utc_ns``, ``end_utc_ns``, ``tokens`` of whole forwards in the window."""
+        return whole_forwards(self.result, self._stable)
+
+    @cached_property
+    def _cells(self) -> dict[str, pl.DataFrame]:
+        forwards = self._forwards
+        if forwards.is_empty():
+            return {}
+        spent = pl.col("end_utc_ns") - pl.col("start_utc_ns")
+        found = {FORWARDS: forwards.with_columns(spent.alias("forward_p50_ns")), LAYERS: self._layer_cells(forwards)}
+        if self._stable["allreduce_count"].null_count() == 0:
+            found[COLLECTIVES] = self._allreduce_cells(forwards)
+        return {source: table for source, table in found.items() if table.width}
+
+    def _allreduce_cells(self, forwards: pl.DataFrame) -> pl.DataFrame:
+        calls = self.result.tables.get("collectives")
+        if calls is None:
+            return pl.DataFrame()
+        mine = calls.filter(pl.col("op") == "allreduce").select(
+            "rank", pl.col("start_utc_ns").alias("at"), "duration_ns", "wait_ns", "transfer_ns"
+        )
+        spans = forwards.select(*_KEY, "start_utc_ns", "end_utc_ns").sort("start_utc_ns")
+        placed = mine.sort("at").join_asof(
+            spans, left_on="at", right_on="start_utc_ns", by="rank", strategy="backward", check_sortedness=False
+        ).filter(pl.col("at") <= pl.col("end_utc_ns"))  # fmt: skip
+        cells = placed.group_by(_KEY).agg(
+            pl.len().cast(pl.Int64).alias("allreduce_count"),
+            pl.col("duration_ns").sum().alias("allreduce_total_ns"),
+            pl.col("duration_ns").median().alias("allreduce_p50_ns"),
+            _whole("wait_ns", "allreduce"),
+            _whole("transfer_ns", "allreduce"),
+        )
+        table = forwards.select(*_KEY, "tokens").join(cells, on=_KEY, how="left")
+        zero = ("allreduce_count", "allreduce_total_ns")
+        table = table.with_columns(pl.col(name).fill_null(0) for name in zero)
+        none = pl.col("allreduce_count") == 0
+        parts = ("allreduce_wait_ns", "allreduce_transfer_ns")
+        return table.with_columns(pl.when(none).then(0).otherwise(name).alias(name) for name in parts)
+
+    def _layer_cells(self, forwards: pl.DataFrame) -> pl.DataFrame:
+        layers = self.result.tables.get("layers")
+        if layers is None or layers.is_empty():
+            return pl.DataFrame()
+        names = [name for name in _FROM_LAYERS if name in layers.columns]
+        sums = layers.drop_nulls("forward").group_by(_KEY).agg(pl.col(name).sum() for name in names)
+        return forwards.select(*_KEY, "tokens").join(sums, on=_KEY, how="inner")
+
+    def _per_cell(self, cells: pl.DataFrame, metric: str, scope: Scope) -> Samples:
+        value = pl.col(metric).cast(pl.Float64)
+        if scope == "1k_tokens":
+            value = pl.when(pl.col("tokens") > 0).then(value / pl.col("tokens") * 1000)
+        wide = cells.select(*_KEY, value.alias("value")).pivot(on="forward", index="rank", values="value")
+        wide = self._stable.select("rank", "stage").join(wide, on="rank", how="inner", maintain_order="left")
+        numbers = sorted((name for name in wide.columns if name not in ("rank", "stage")), key=int)
+        values = wide.select(pl.col(numbers).fill_null(float("nan"))).to_numpy() if numbers else np.empty((0, 0))
+        return Samples.of(values, wide["rank"].to_list(), wide["stage"].to_list())
+
+
+def whole_forwards(result: Result, ranks: pl.DataFrame) -> pl.DataFrame:
+    """Whole forwards inside the windows of ``ranks``; empty where the result has none."""
+    schema = {
+        "rank": pl.Int32,
+        "forward": pl.Int32,
+        **dict.fromkeys(("start_utc_ns", "end_utc_ns", "tokens"), pl.Int64),
+    }
+    found = in_window(result.tables.get("forwards"), ranks, "start_utc_ns", "end_utc_ns")
+    if found is None:
+        return pl.DataFrame(schema=schema)
+    return found.filter("whole").select(pl.col(name).cast(kind) for name, kind in schema.items())
+
+
+def in_window(table: pl.DataFrame | None, ranks: pl.DataFrame, *moments: str) -> pl.DataFrame | None:
+    """Rows of ``ranks`` whose ``moments`` lie in the rank's window."""
+    if table is None or table.is_empty():
+        return None
+    low = pl.col("window_start_utc_ns")
+    windows = ranks.select("rank", low.alias("_low"), (low + pl.col("window_ns")).alias("_high"))
+    inside = [pl.col(moment).is_between("_low", "_high") for moment in moments]
+    return table.join(windows, on="rank").filter(*inside).drop("_low", "_high")
+
+
+def _whole(name: str, prefix: str) -> pl.Expr:
+    """A sum that is null when one of its terms is."""
+    return pl.when(pl.col(name).null_count() == 0).then(pl.col(name).sum()).alias(f"{prefix}_{name}")
+
+
+def _nulls(*names: str) -> Iterable[pl.Expr]:
+    return [pl.lit(None, pl.Int64).alias(name) for name in names]
+
+
+def _median(values: pl.Series) -> float | None:
+    middle = values.median()
+    return float(middle) if isinstance(middle, (int, float)) else None

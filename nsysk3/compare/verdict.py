@@ -1,0 +1,160 @@
+"""A comparison in two sentences: what changed, with numbers, and what limits that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from nsysk3.compare.model import Comparison, Delta, Layout, Row, RunSide, Unit
+from nsysk3.compare.samples import RunSamples
+
+_MOSTLY = 0.5
+_TOLD = ("allreduce_count", "allreduce_total_ns", "allreduce_p50_ns", "overlap_ratio")
+
+
+def verdict(comparison: Comparison) -> list[str]:
+    """Two sentences."""
+    return [_what_changed(comparison), _limits(comparison)]
+
+
+def _what_changed(comparison: Comparison) -> str:
+    parts = [text for row in _main_rows(comparison) if (text := _told(row))]
+    runs = " -> ".join(_named(side) for side in (comparison.base, *comparison.others))
+    if not parts:
+        return f"{runs}: nothing could be compared."
+    return f"{runs}, per active rank (median over stable ranks): {'; '.join(parts)}."
+
+
+def _named(side: RunSide) -> str:
+    return side.layout.text if side.layout.text.startswith(side.label) else f"{side.label} ({side.layout.text})"
+
+
+def _main_rows(comparison: Comparison) -> Iterator[Row]:
+    """The user's table as it is shown, and the wall time of the same work where forwards tell it."""
+    for metric in _TOLD:
+        row = comparison.row(metric, "window")
+        if row and (any(value.value for value in row.values) or metric == "overlap_ratio"):
+            yield row
+    for scope in ("1k_tokens", "forward"):
+        row = comparison.row("window_ns", scope)
+        if row and all(value.value is not None for value in row.values):
+            yield row
+            break
+    row = comparison.row("stage_wait_ns", "window")
+    if row and any(value.value for value in row.values):
+        yield row
+
+
+def _told(row: Row) -> str | None:
+    if any(value.value is None for value in row.values):
+        return None
+    where = {"window": "", "forward": " per forward", "1k_tokens": " per 1,000 tokens"}[row.scope]
+    numbers = " -> ".join(shown(value.value, row.unit) for value in row.values)
+    # A single change is told; of a ladder the last against the base.
+    note = f" ({row.note})" if row.note else ""
+    return f"{row.label}{where} {numbers}{note or _change(row.deltas[-1], row.unit)}"
+
+
+def _change(delta: Delta, unit: Unit) -> str:
+    if delta.change_share is None or unit == "share":
+        return ""
+    text = f" ({delta.change_share:+.1%}"
+    if delta.low_share is not None and delta.high_share is not None:
+        text += f", 95 % interval {delta.low_share:+.1%} to {delta.high_share:+.1%}"
+        text += ", no difference shown" if delta.verdict == "no difference shown" else ""
+    elif delta.verdict == "not enough samples":
+        text += ", too few samples for an interval"
+    return text + ")"
+
+
+def _limits(comparison: Comparison) -> str:
+    parts = [*_comparability_limits(comparison), *_work_limits(comparison), *_layout_limits(comparison)]
+    sides = (comparison.base, *comparison.others)
+    if any(side.simulated for side in sides):
+        which = "all runs are" if all(side.simulated for side in sides) else "some runs are"
+        parts.insert(0, f"{which} simulated")
+    return f"Limits: {'; '.join(dict.fromkeys(parts))}." if parts else "Limits: none that the manifests show."
+
+
+def _comparability_limits(comparison: Comparison) -> Iterator[str]:
+    for pair in comparison.comparability:
+        if pair.differences:
+            yield f"{pair.base} -> {pair.other} is not a single-variable comparison ({', '.join(pair.differences[:4])})"
+    bare = [side.label for side in (comparison.base, *comparison.others) if not side.manifest]
+    if bare:
+        yield f"no manifest for {', '.join(bare)}, so whether the same work was run is not known"
+    elif unknown := dict.fromkeys(label for pair in comparison.comparability for label in pair.unknown):
+        yield f"not known to be the same: {', '.join(unknown)}"
+
+
+def _work_limits(comparison: Comparison) -> Iterator[str]:
+    sides = (comparison.base, *comparison.others)
+    counts = [side.forwards for side in sides]
+    if None in counts:
+        yield "how many forwards the windows hold is not known, so totals compare only if they hold the same work"
+    elif len(set(counts)) > 1:
+        shown = ", ".join(f"{side.label} {side.forwards:g}" for side in sides)
+        yield f"the windows hold different numbers of forwards ({shown}): use the rows per forward"
+
+
+def _layout_limits(comparison: Comparison) -> Iterator[str]:
+    base = comparison.base.layout
+    last = comparison.others[-1]
+    if base.pp and _deeper(base, last.layout):
+        part = base.pp / (last.layout.pp or 1)
+        if not _of_last(comparison, "allreduce_count"):
+            yield f"a rank of {last.label} makes no AllReduce at all (TP{last.layout.tp or '?'})"
+        else:
+            yield (
+                f"a rank of {last.label} holds about {part:.3g} of the layers of a rank of {comparison.base.label}, so "
+                f"{part - 1:+.1%} of its AllReduce calls is the layout itself and other ranks make the rest"
+            )
+        total = _of_last(comparison, "p2p_total_ns")
+        waits = [_of_last(comparison, f"wait_{side}_ns") for side in ("upstream", "downstream")]
+        known = [wait for wait in waits if wait is not None]
+        share = f"{sum(known) / total:.0%}" if total and len(known) == 2 else "part"
+        if total is None or total:
+            yield f"{share} of the Send/Recv time of {last.label} is Stage wait, so it does not measure the network"
+
+
+def _of_last(comparison: Comparison, metric: str) -> float | None:
+    row = comparison.row(metric, "window")
+    return row.values[-1].value if row else None
+
+
+def _deeper(base: Layout, other: Layout) -> bool:
+    return base.pp is not None and other.pp is not None and other.pp > base.pp
+
+
+def notes(sides: Sequence[RunSide]) -> list[str]:
+    """What a reader of any row should know."""
+    found = [f"{side.label}: {reason}" for side in sides for reason in _left_out(side)]
+    found += [f"{side.label}: window {side.window}: {side.window_reason}" for side in sides if side.window_reason]
+    return found
+
+
+def _left_out(side: RunSide) -> list[str]:
+    if not side.left_out:
+        return []
+    more = f" and {len(side.left_out) - 3} more" if len(side.left_out) > 3 else ""
+    return [f"not in medians: {'; '.join(side.left_out[:3])}{more}"]
+
+
+def row_note(metric: str, runs: Sequence[RunSamples], names: Sequence[str]) -> str | None:
+    """What stands behind a number that is easily misread."""
+    if metric != "overlap_ratio":
+        return None
+    found = []
+    for name, run in zip(names, runs, strict=True):
+        waiting = run.share_of("overlap_wait_ns", "overlap_ns")
+        if waiting is not None and waiting > _MOSTLY:
+            found.append(f"{waiting:.0%} of the overlap of {name} is waiting beside compute and hides no transfer")
+    return "; ".join(found) or None
+
+
+def shown(value: float | None, unit: Unit) -> str:
+    """A number as prose has it."""
+    if value is None:
+        return "not known"
+    if unit == "ns":
+        return f"{value / 1e6:,.{1 if abs(value) >= 1e7 else 2}f} ms"
+    return f"{value:,.4g}" if unit == "count" and value % 1 else f"{value:,.0f}" if unit == "count" else f"{value:.1%}"

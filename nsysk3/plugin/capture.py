@@ -1,0 +1,87 @@
+"""Ending a capture so that no stage's work is cut."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+from nsysk3.plugin.ranges import logger
+from nsysk3.plugin.rank import Facts
+
+ACTIVITY = "CUDA_PROFILER"
+# A server is worth more than a tail of a capture: nothing here waits longer.
+LIMIT_S = 10.0
+
+
+def captures(manager: Any) -> bool:
+    """Whether this profiler manager has a cudaProfilerApi capture open (the second manager keeps no such list)."""
+    activities = getattr(manager, "profiler_activities", None)
+    return activities is None or (ACTIVITY in activities and bool(getattr(manager, "profile_in_progress", True)))
+
+
+def settle(manager: Any) -> None:
+    """Wait until the GPU work of this rank's tensor-parallel group is done: what Nsight has not seen end is lost."""
+    synchronize()
+    group = getattr(manager, "dp_tp_cpu_group", None) or getattr(manager, "cpu_group", None)
+    import torch
+
+    if group is not None and torch.distributed.get_world_size(group) > 1:
+        torch.distributed.monitored_barrier(group, timeout=timedelta(seconds=LIMIT_S))
+
+
+def synchronize(limit_s: float = LIMIT_S) -> bool:
+    """Wait for this process's GPU; False where that took longer than ``limit_s`` (a peer that never sends, say)."""
+    import torch
+
+    device = torch.cuda.current_device()
+    waiter = threading.Thread(target=torch.cuda.synchronize, args=(device,), daemon=True, name="nsysk3-synchronize")
+    waiter.start()
+    waiter.join(limit_s)
+    if waiter.is_alive():
+        logger.warning("the GPU was still busy %.0f s after the capture was to end: its last work is cut", limit_s)
+    return not waiter.is_alive()
+
+
+def stop_capture() -> None:
+    """End Nsight's capture; any process of its session may."""
+    import torch
+
+    torch.cuda.cudart().cudaProfilerStop()
+
+
+@contextmanager
+def without_stop(manager: Any) -> Iterator[None]:
+    """SGLang's own stop, with everything but the call to cudaProfilerStop."""
+    activities = manager.profiler_activities
+    manager.profiler_activities = [each for each in activities if each != ACTIVITY]
+    try:
+        yield
+    finally:
+        manager.profiler_activities = activities
+
+
+def stop_in_order(facts: Facts | None, manager: Any, original: Callable[[], Any], quietly: Callable[..., Any]) -> Any:
+    """Run SGLang's stop so that the node's last stage ends the capture, once its GPUs are done.
+
+    SGLang lets the node's first GPU process end it, for all: the later stages lose what they still run.  No stage can
+    wait for a later one there (it would wait for micro-batches that it has not sent), but what the last stage of a
+    node has finished, all stages before it have too.
+    """
+    alone = facts is None or facts.stages_a_node == 1
+    if not captures(manager):
+        return original()
+    if alone or not hasattr(manager, "profiler_activities"):
+        quietly(settle, manager)
+        return original()
+    assert facts is not None
+    if not facts.in_last_stage_of_node:
+        with without_stop(manager):
+            return original()
+    quietly(settle, manager)
+    result = original()
+    if facts.first_of_stage_on_node:
+        quietly(stop_capture)
+    return result

@@ -1,0 +1,71 @@
+"""All labels and prose of the report, one file a language."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from nsysk3.errors import InputError
+
+LANGUAGES = ("en", "zh")
+
+
+@dataclass(frozen=True)
+class Catalogue:
+    """The texts of one language.
+
+    Called with a dotted key it gives the text, its ``{fields}`` filled in.  ``said`` translates what the analysis wrote
+    in English, by the patterns of the language's file, whole or part by part; what no pattern knows stays English.
+    """
+
+    lang: str
+    texts: Mapping[str, Any]
+    patterns: tuple[tuple[re.Pattern[str], str], ...]
+
+    def __call__(self, key: str, **fields: object) -> str:
+        """The text of ``key``.  A missing key is a fault of ours and raises KeyError."""
+        text = self._find(key)
+        if text is None:
+            raise KeyError(key)
+        return text.format(**fields) if fields else text
+
+    def get(self, key: str, default: str) -> str:
+        """The text of ``key``, ``default`` where the catalogue has none: for names that data brings."""
+        text = self._find(key)
+        return default if text is None else text
+
+    def said(self, text: str) -> tuple[str, str]:
+        """A sentence of the analysis in this language, and the language it came out in."""
+        if self.lang == "en":
+            return text, "en"
+        for pattern, replacement in self.patterns:
+            if (found := pattern.fullmatch(text)) is not None:
+                parts = {name: self.said(part)[0] for name, part in found.groupdict(default="").items()}
+                return replacement.format(**parts), self.lang
+        parts = text.split("; ")
+        if len(parts) > 1:
+            told = [self.said(part) for part in parts]
+            if any(lang != "en" for _, lang in told):
+                return "；".join(part for part, _ in told), self.lang
+        return text, "en"
+
+    def _find(self, key: str) -> str | None:
+        at: Any = self.texts
+        for part in key.split("."):
+            at = at.get(part) if isinstance(at, Mapping) else None
+        return at if isinstance(at, str) else None
+
+
+@cache
+def catalogue(lang: str) -> Catalogue:
+    """The texts of ``lang``.  Raises InputError for a language there is no file of."""
+    if lang not in LANGUAGES:
+        raise InputError(f"no report language {lang!r}; there are {', '.join(LANGUAGES)}")
+    texts = tomllib.loads(files(__name__).joinpath(f"{lang}.toml").read_text("utf-8"))
+    patterns = tuple((re.compile(entry["pattern"], re.DOTALL), entry["text"]) for entry in texts.get("said", ()))
+    return Catalogue(lang, texts, patterns)

@@ -1,0 +1,190 @@
+"""A comparison as tables for a terminal of 100 columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from nsysk3.compare.catalog import SCOPE_LABELS
+from nsysk3.compare.model import Comparison, Delta, Group, Row, Unit, Value
+from nsysk3.report.text import clean
+from nsysk3.report.units import count, milliseconds, percent
+
+TITLES: dict[Group, str] = {
+    "headline": "AllReduce per active rank",
+    "forward": "Time of the same work",
+    "allreduce": "Inside AllReduce",
+    "p2p": "Pipeline Send/Recv (waiting included)",
+    "stage": "Stage wait and bubble",
+    "time": "Where the window went",
+    "apart": "NOT like for like across PP degrees",
+}
+# Runs in one table of a ladder, base included.
+_ACROSS = 5
+_LABEL = 34
+# From here on a relative change reads better as a factor.
+_TIMES = 9.995
+
+
+def print_comparison(comparison: Comparison, out: Console) -> None:
+    """Verdict, comparability and one table a group of metrics."""
+    for sentence in comparison.verdict:
+        out.print(Text(clean(sentence, 2000)))
+    out.print()
+    for pair in comparison.comparability:
+        out.print(Text(f"{clean(pair.base)} -> {clean(pair.other)}", style="bold"))
+        for line in pair.summary:
+            out.print(Text(f"- {clean(line, 1000)}"))
+    out.print()
+    if comparison.ladder:
+        out.print(Text(f"below a value: change against {clean(comparison.base.label)}, then against the run before it"))
+        out.print(Text("v lower, ^ higher, = no difference shown, ? nothing can be said"))
+    for group, rows in grouped(comparison):
+        out.print(Text(TITLES[group], style="bold"))
+        for table in _tables(comparison, rows):
+            out.print(table)
+        if said := caption(comparison, group, rows):
+            out.print(Text(said))
+        out.print()
+    for note in comparison.notes:
+        out.print(Text(f"note: {clean(note, 1000)}"))
+
+
+def grouped(comparison: Comparison) -> Iterator[tuple[Group, list[Row]]]:
+    """Groups with the rows worth showing, in order.
+
+    The first groups are shown per window and per forward; of the others only one row a metric, per forward where every
+    run has it.  A metric that is nothing on every run is left out.
+    """
+    for group in TITLES:
+        rows = [row for row in comparison.rows if row.group == group]
+        if group not in ("headline", "forward"):
+            rows = [row for row in rows if row == comparison.row(row.metric) and any(v.value for v in row.values)]
+        rows = [row for row in rows if any(value.value is not None for value in row.values)]
+        if rows:
+            yield group, rows
+
+
+def _tables(comparison: Comparison, rows: Sequence[Row]) -> Iterator[Table]:
+    if len(comparison.others) == 1:
+        yield _pair_table(comparison, rows)
+        return
+    step = _ACROSS - 1
+    for at in range(0, len(comparison.others), step):
+        yield _ladder_table(comparison, rows, range(at, min(at + step, len(comparison.others))))
+
+
+def _table(names: Sequence[str]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    for index, name in enumerate(names):
+        table.add_column(Text(name), justify="right" if index else "left", no_wrap=index > 0)
+    return table
+
+
+def _pair_table(comparison: Comparison, rows: Sequence[Row]) -> Table:
+    labels = [_cut(label, 12) for label in comparison.labels]
+    table = _table(["", *labels, "change", "95 % interval", "n", "verdict"])
+    for row in rows:
+        delta = row.deltas[0]
+        table.add_row(
+            Text(_cut(f"{row.label}{scope(row)}", _LABEL)), *(number(value.value, row.unit) for value in row.values),
+            change(delta, row.unit), span(delta, row.unit), samples(row.values), short(delta),
+        )  # fmt: skip
+    return table
+
+
+def _ladder_table(comparison: Comparison, rows: Sequence[Row], chosen: range) -> Table:
+    names = [comparison.labels[0], *(comparison.labels[i + 1] for i in chosen)]
+    table = _table(["", *(_cut(name, 12) for name in names)])
+    width = _LABEL - 8 if len(names) == _ACROSS else _LABEL
+    for row in rows:
+        cells = [number(row.values[0].value, row.unit)]
+        for index in chosen:
+            # The first of the others comes after the base itself.
+            pairs = [row.deltas[index], *([row.steps[index]] if index else [])]
+            changes = [f"{change(delta, row.unit)} {mark(delta)}" for delta in pairs]
+            cells.append("\n".join([f"{number(row.values[index + 1].value, row.unit)}  ", *changes]))
+        table.add_row(Text(_cut(f"{row.label}{scope(row)}", width)), *cells)
+    return table
+
+
+def caption(comparison: Comparison, group: Group, rows: Sequence[Row]) -> str | None:
+    """What must be read with these rows, and why others of the group are missing."""
+    said = [row.why_apart for row in rows if row.why_apart] + [clean(row.note) for row in rows if row.note]
+    if any(value.low is not None and value.reason for row in rows for value in row.values):
+        said.append("intervals from fewer than 8 ranks or forwards are rough")
+    for row in comparison.rows:
+        if row.group == group and all(value.value is None for value in row.values):
+            what = f"nothing {SCOPE_LABELS[row.scope]}" if row.scope != "window" else f"no {row.label}"
+            said.append(f"{what}: {clean(row.values[0].reason or 'not measured')}")
+    return "; ".join(dict.fromkeys(said)) or None
+
+
+def scope(row: Row) -> str:
+    """What a row is per, nothing for the window as a whole."""
+    return "" if row.scope == "window" else f", {SCOPE_LABELS[row.scope]}"
+
+
+def number(value: float | None, unit: Unit) -> str:
+    """A value with its unit, a dash for null."""
+    if value is None:
+        return "-"
+    if unit == "ns":
+        return f"{milliseconds(value, 1 if abs(value) >= 1e7 else 2)} ms"
+    if unit == "share":
+        return f"{percent(value)} %"
+    return count(value) if float(value).is_integer() or abs(value) >= 1000 else f"{value:,.3g}"
+
+
+def change(delta: Delta, unit: Unit) -> str:
+    """The relative change; the absolute one where the base is 0, and in percentage points of shares."""
+    if unit == "share" or delta.change_share is None:
+        return _signed(delta.change, unit)
+    return f"x{delta.change_share + 1:,.1f}" if delta.change_share >= _TIMES else f"{delta.change_share:+.1%}"
+
+
+def span(delta: Delta, unit: Unit) -> str:
+    """The interval of what ``change`` gives."""
+    if unit == "share" or delta.change_share is None:
+        low, high = _signed(delta.low, unit), _signed(delta.high, unit)
+        return "-" if delta.low is None else f"{low.removesuffix(' ms').removesuffix(' pt')}..{high}"
+    if delta.low_share is None or delta.high_share is None:
+        return "-"
+    if delta.change_share >= _TIMES:
+        return f"x{delta.low_share + 1:,.1f}..{delta.high_share + 1:,.1f}"
+    return f"{delta.low_share:+.1%}..{delta.high_share:+.1%}"
+
+
+def _signed(value: float | None, unit: Unit) -> str:
+    if value is None:
+        return "-"
+    if unit == "share":
+        return f"{value * 100:+.1f} pt"
+    return f"{'+' if value > 0 else ''}{number(value, unit)}"
+
+
+def samples(values: Sequence[Value]) -> str:
+    """Samples of each side."""
+    return "/".join(str(value.n) for value in values)
+
+
+_SHORT = {"no difference shown": "none shown", "not enough samples": "few samples", "not known": "-"}
+
+
+def short(delta: Delta) -> str:
+    """The verdict in a word or two."""
+    return _SHORT.get(delta.verdict, delta.verdict)
+
+
+def mark(delta: Delta) -> str:
+    """The verdict in a sign: v lower, ^ higher, = no difference shown, ? nothing can be said."""
+    return {"lower": "v", "higher": "^", "no difference shown": "="}.get(delta.verdict, "?")
+
+
+def _cut(text: str, width: int) -> str:
+    shown = clean(text)
+    return shown if len(shown) <= width else shown[: width - 1] + "…"

@@ -1,0 +1,113 @@
+"""The runs of a comparison drawn side by side: time budgets, AllReduce durations, pipelines."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import polars as pl
+
+from nsysk3.compare.model import Comparison
+from nsysk3.report.blocks import Block, Column, Figure, Legend, Prose, Section, make_table
+from nsysk3.report.catalogue import Catalogue
+from nsysk3.report.draw.bars import NARROW, WIDE, Bar, bars
+from nsysk3.report.draw.lines import Curve, ecdf, thin
+from nsysk3.report.sections.budget import group_parts
+from nsysk3.report.sections.compare import make_section, sides
+from nsysk3.report.sections.pipeline import bubble_figure, gantt_figure, p2p_table
+from nsysk3.report.sections.verdict import limits
+from nsysk3.report.text import clean
+from nsysk3.report.units import count
+from nsysk3.report.view import View
+
+Runs = Sequence[tuple[str, View]]
+_CURVES = 6
+
+
+def budgets(runs: Runs, texts: Catalogue) -> Section:
+    """Medians of every run's groups, one bar each on one axis of shares."""
+    rows, seen, listed = [], set(), []
+    for label, view in runs:
+        groups: dict[str, dict[str, Any]] = defaultdict(dict)
+        for row in view.rows("budget_summary"):
+            groups[row["group"]][row["bucket"]] = row
+            seen.add(row["bucket"])
+            listed.append({**row, "run": label, "group": view.group_name(row["group"])})
+        for place, (group, cells) in enumerate(groups.items()):
+            name = label if len(groups) == 1 else f"{label} · {view.group_name(group)}"
+            rows.append(Bar(name, group_parts(view, cells), strong=place == 0, gap=place == 0 and bool(rows)))
+    order = [bucket for bucket in texts.texts["bucket"] if bucket in seen]
+    alt = texts("fig.budget.alt")
+    wide, narrow = (bars(rows, alt, width=width, top=1.0, unit="%", scale=100) for width in (WIDE, NARROW))
+    columns = (
+        Column("run", "text"), Column("group", "text", "stable"), Column("bucket", "bucket", "budget"),
+        Column("ns", "ms"), Column("share", "share"), Column("low_ns", "ms"), Column("high_ns", "ms"),
+    )  # fmt: skip
+    table = make_table(texts, "groups", listed, columns)
+    legend = tuple(Legend(f"b-{bucket}", texts(f"bucket.{bucket}")) for bucket in order)
+    title = texts("fig.budget.title_runs")
+    figure = Figure("budget", title, alt, wide, narrow, table, legend, (texts("fig.budget.note"),))
+    return make_section(texts, "budget", figure)
+
+
+def collectives(runs: Runs, texts: Catalogue) -> Section:
+    """The AllReduce durations of every run on one axis."""
+    curves, legend, listed = [], [], []
+    for number, (label, view) in enumerate(runs[:_CURVES]):
+        table = view.table("collectives")
+        mine = table.filter(pl.col("op") == "allreduce") if table.height else table
+        listed += [{**row, "run": label} for row in view.rows("collective_summary") if row["op"] == "allreduce"]
+        if mine.is_empty():
+            legend.append(Legend(f"c{number}", f"{label}: {texts('section.collectives.absent')}"))
+            continue
+        for column, dash in (("duration_ns", False), ("transfer_ns", True)):
+            values = thin(mine[column].drop_nulls().sort().to_list())
+            if values:
+                tip = f"{label} · {texts(f'col.{column}')} · {count(mine.height)}"
+                curves.append(Curve(values, f"c{number}", tip, dash))
+        legend += [Legend(f"c{number}", f"{label} · {texts('col.duration_ns')}"), Legend(f"c{number}", texts("col.transfer_ns"), dash=True)]
+    if not curves:
+        return make_section(texts, "collectives", Prose(((texts("section.collectives.absent"), texts.lang),)))
+    alt = texts("fig.ecdf.alt")
+    wide, narrow = (ecdf(curves, alt, texts("fig.ecdf.axis"), width=width) for width in (WIDE, NARROW))
+    columns = (
+        Column("run", "text"), Column("communicator", "code"), Column("kind", "text", "kinds"), Column("ranks", "count"),
+        Column("instances", "count"), Column("duration_p50_ns", "ms3", "allreduce"), Column("duration_p95_ns", "ms3"),
+        Column("total_ns", "ms"), Column("wait_ns", "ms", "wait_transfer"),
+        Column("transfer_ns", "ms", "wait_transfer"), Column("wait_share", "share", "wait_transfer"),
+    )  # fmt: skip
+    table = make_table(texts, "collectives", listed, columns)
+    title = texts("fig.ecdf.title", op=texts("role.allreduce"))
+    figure = Figure("ecdf", title, alt, wide, narrow, table, tuple(legend), (texts("fig.ecdf.note"),))
+    return make_section(texts, "collectives", figure)
+
+
+def pipelines(runs: Runs, texts: Catalogue) -> Section:
+    """Gantt, bubble and P2P of every run that has a pipeline."""
+    blocks: list[Block | None] = []
+    for number, (label, view) in enumerate(runs):
+        if view.table("p2p").is_empty():
+            blocks.append(Prose(((f"{label}: {texts('section.pipeline.absent')}", texts.lang),), kind="note"))
+            continue
+        for figure in (gantt_figure(view), bubble_figure(view) if view.table("pipeline").height else None):
+            if figure:
+                blocks.append(_named(figure, label, number))
+        table = p2p_table(view)
+        blocks.append(replace(table, id=f"{table.id}-{number}", caption=f"{label}: {table.caption}"))
+    return make_section(texts, "pipeline", *blocks)
+
+
+def _named(figure: Figure, label: str, number: int) -> Figure:
+    table = replace(figure.table, id=f"{figure.table.id}-{number}")
+    return replace(figure, id=f"{figure.id}-{number}", title=f"{label}: {figure.title}", table=table)
+
+
+def evidence(comparison: Comparison, runs: Runs, texts: Catalogue) -> Section:
+    """The runs side by side, what limits each, and what a reader of any row should know."""
+    notes = tuple(texts.said(clean(note, 1000)) for note in comparison.notes)
+    blocks: list[Block | None] = [sides(comparison, texts)]
+    blocks += [Prose(tuple((text, texts.lang) for text in limits(view)), f"{label}: {texts('verdict.limits')}") for label, view in runs]
+    blocks.append(Prose(notes or ((texts("ev.no_notes"), texts.lang),), texts("ev.notes")))
+    return make_section(texts, "evidence", *blocks)

@@ -1,0 +1,1 @@
+"""Simulated runs whose true waits, clocks and layers are known, at the scale of a real cluster."""
