@@ -18,8 +18,8 @@ from urllib.request import urlopen
 import pytest
 
 FLAGS = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage", "--hide-scrollbars",
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage", "--hide-scrollbars",
     "--remote-debugging-port=0", "--remote-allow-origins=*",
 )  # fmt: skip
 _SECONDS = 60
@@ -34,7 +34,7 @@ def find_chromium() -> str:
 
 
 class Page:
-    """One tab.  ``errors``: console errors and exceptions; ``requests``: what it fetched; ``dialogs``: what it opened."""
+    """One tab, and what its page did: ``errors`` on the console, ``requests`` sent, ``dialogs`` opened."""
 
     def __init__(self, address: str) -> None:
         websocket = pytest.importorskip("websocket", reason="no websocket-client: pip install -e .[dev]")
@@ -80,7 +80,9 @@ class Page:
             self.loaded = True
 
     def open(self, path: Path) -> Page:
-        """Load a file from disk and wait until it and its timeline stand."""
+        """Load a file from disk, wait until it and its timeline stand, and note only what happens from here on."""
+        for noted in (self.errors, self.requests, self.dialogs):
+            noted.clear()
         self.loaded = False
         self.call("Page.navigate", url=path.absolute().as_uri())
         end = time.monotonic() + _SECONDS
@@ -103,7 +105,11 @@ class Page:
     def show(self, width: int, height: int = 900, *, dark: bool = False, ratio: float = 1) -> None:
         """Set the window's size and the colour scheme."""
         self.call(
-            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=ratio, mobile=width < 600
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=ratio,
+            mobile=width < 600,
         )
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import signal
 import sys
 from contextlib import redirect_stderr, redirect_stdout
 from typing import NamedTuple
@@ -21,6 +22,7 @@ class Ran(NamedTuple):
 
 def run(*arguments: object) -> Ran:
     """Run ``nsysk3 ARGUMENTS``; anything that escapes ``main`` but SystemExit is a fault of ours and is raised."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
     code = 0
     with (
@@ -32,6 +34,9 @@ def run(*arguments: object) -> Ran:
             main()
         except SystemExit as stop:
             code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
     texts = []
     for stream in (out, err):
         stream.seek(0)

@@ -1,12 +1,19 @@
-"""A few files in the shape of SGLang's, and a torch that writes down what is asked of it; nothing here is SGLang's."""
+"""A few files in the shape of SGLang's; nothing here is SGLang's."""
 
 from __future__ import annotations
 
 import importlib
 import sys
 import textwrap
-import types
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_torch import Tape, fake_torch
+
+from nsysk3.plugin import register
 
 FILES = {
     "__init__.py": '__version__ = "0.0.fake"',
@@ -33,7 +40,8 @@ FILES = {
                     owner_path, _, name = target.rpartition(".")
                     owner = pkgutil.resolve_name(owner_path)
                     for hook_type, hook in hooks:
-                        setattr(owner, name, wrap(getattr(owner, name), hook, hook_type))
+                        if hasattr(owner, name):  # failures are only logged
+                            setattr(owner, name, wrap(getattr(owner, name), hook, hook_type))
 
         def wrap(original, hook, hook_type):
             @functools.wraps(original)
@@ -48,6 +56,10 @@ FILES = {
                 changed = hook(result, *args, **kwargs)
                 return result if changed is None else changed
             return wrapper
+        """,
+    "srt/environ.py": """
+        import types
+        envs = types.SimpleNamespace(SGLANG_ONE_VISIBLE_DEVICE_PER_PROCESS=types.SimpleNamespace(get=lambda: False))
         """,
     "srt/runtime_context.py": """
         import types
@@ -85,6 +97,9 @@ FILES = {
                 self.dp_tp_cpu_group = None
                 self.profile_in_progress = False
                 self.profiler_activities = ["CUDA_PROFILER"]
+            def _profile_batch_predicate(self, batch):
+                if batch.at_start is not None:
+                    batch.at_start()
             def _start_profile(self, stage=None):
                 self.profile_in_progress = True
                 self.log.append("capture starts")
@@ -107,131 +122,22 @@ FILES = {
         """,
     "srt/managers/scheduler.py": """
         import types
+        import sglang.srt.utils.profile_utils
+        from sglang.srt.managers.scheduler_components.profiler_manager import SchedulerProfilerManager
         from sglang.srt.managers.scheduler_pp_mixin import SchedulerPPMixin
         class Scheduler(SchedulerPPMixin):
             def __init__(self, model=None, profiler=None):
                 self.forward_ct = 0
-                self.profiler = profiler
+                self.profiler_manager = profiler or SchedulerProfilerManager([])
                 self.mbs = [None, None]
                 self.cur_batch_for_debug = None
                 self.tp_worker = types.SimpleNamespace(model_runner=types.SimpleNamespace(model=model))
             def run_batch(self, batch, pp_proxy_tensors=None):
                 self.forward_ct += 1
-                if batch.at_start is not None:
-                    batch.at_start()
+                self.profiler_manager._profile_batch_predicate(batch)
                 return self.tp_worker.model_runner.model() if self.tp_worker.model_runner.model else "result"
         """,
 }
-
-
-class Tape:
-    """Everything that the fake torch was asked, in order; ``open`` is the stack of ranges."""
-
-    def __init__(self) -> None:
-        self.log: list[str] = []
-        self.open: list[str] = []
-        self.broken = False
-
-    def range_push(self, msg: str) -> int:
-        if self.broken:
-            raise RuntimeError("no NVTX here")
-        self.open.append(msg)
-        self.log.append(f"push {msg}")
-        return len(self.open)
-
-    def range_pop(self) -> int:
-        self.log.append(f"pop {self.open.pop()}")
-        return len(self.open)
-
-    def range_start(self, msg: str) -> str:
-        self.log.append(f"start {msg}")
-        return msg
-
-    def range_end(self, range_id: str) -> None:
-        self.log.append(f"end {range_id}")
-
-    def mark(self, msg: str) -> None:
-        if self.broken:
-            raise RuntimeError("no NVTX here")
-        self.log.append(f"mark {msg}")
-
-    def shape(self) -> list[str]:
-        """The log without what follows the first number of a name."""
-        return [" ".join(line.split(" ")[:3]) if line.startswith(("push", "pop")) else line for line in self.log]
-
-
-def fake_torch(tape: Tape) -> types.ModuleType:
-    """What of torch the plugin uses; ``tape`` keeps the calls."""
-
-    def stop() -> None:
-        tape.log.append("cudaProfilerStop")
-
-    torch = types.ModuleType("torch")
-    torch.cuda = types.SimpleNamespace(  # type: ignore[attr-defined]
-        nvtx=tape,
-        current_device=lambda: 1,
-        synchronize=lambda device=None: tape.log.append("synchronize"),
-        cudart=lambda: types.SimpleNamespace(cudaProfilerStop=stop),
-    )
-    torch.compiler = types.SimpleNamespace(is_compiling=lambda: False)  # type: ignore[attr-defined]
-    torch.distributed = types.SimpleNamespace(  # type: ignore[attr-defined]
-        is_available=lambda: True,
-        is_initialized=lambda: True,
-        get_rank=lambda: 1,
-        get_world_size=lambda group=None: 2,
-        monitored_barrier=lambda group, timeout: tape.log.append("barrier"),
-    )
-    return torch
-
-
-class Module:
-    """As much of torch.nn.Module as hooks need."""
-
-    def __init__(self, children: dict[str, Module] | None = None, fails: bool = False) -> None:
-        self.children = children or {}
-        self.fails = fails
-        self.before: list[object] = []
-        self.after: list[object] = []
-
-    def named_children(self) -> list[tuple[str, Module]]:
-        return list(self.children.items())
-
-    def named_modules(self, prefix: str = "") -> list[tuple[str, Module]]:
-        below = (child.named_modules(f"{prefix}{name}.") for name, child in self.children.items())
-        return [(prefix.removesuffix("."), self), *(each for found in below for each in found)]
-
-    def register_forward_pre_hook(self, hook: object, *, prepend: bool = False) -> None:
-        self.before.append(hook)
-
-    def register_forward_hook(self, hook: object, *, always_call: bool = False) -> None:
-        assert always_call
-        self.after.append(hook)
-
-    def __call__(self) -> str:
-        for hook in self.before:
-            hook(self, ())  # type: ignore[operator]
-        try:
-            for child in self.children.values():
-                child()
-            if self.fails:
-                raise ValueError("out of memory")
-        finally:
-            for hook in self.after:
-                hook(self, (), None)  # type: ignore[operator]
-        return "result"
-
-
-class ModuleList(Module):
-    """Children by number."""
-
-    def __init__(self, layers: list[Module]) -> None:
-        super().__init__({str(number): layer for number, layer in enumerate(layers)})
-
-    def __len__(self) -> int:
-        return len(self.children)
-
-    def __iter__(self):  # noqa: ANN204
-        return iter(self.children.values())
 
 
 def write_tree(root: Path) -> None:
@@ -240,6 +146,23 @@ def write_tree(root: Path) -> None:
         path = root / "sglang" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(textwrap.dedent(text))
+
+
+@contextmanager
+def process(root: Path, tape: Tape, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A scheduler process of the tree in ``root`` that has loaded the plugin: its scheduler module."""
+    forget()
+    monkeypatch.syspath_prepend(str(root))
+    monkeypatch.setitem(sys.modules, "torch", fake_torch(tape))
+    monkeypatch.setenv("NSYSK3_MARKERS", "1")
+    scheduler = importlib.import_module("sglang.srt.managers.scheduler")
+    registry = importlib.import_module("sglang.srt.plugins.hook_registry").HookRegistry
+    register()
+    registry.apply_hooks()
+    try:
+        yield scheduler
+    finally:
+        forget()
 
 
 def forget() -> None:

@@ -46,7 +46,7 @@ def test_two_saved_results(saved: list[Path]) -> None:
     ran = run("compare", *saved[:2])
     assert (ran.code, ran.err) == (0, "")
     assert "AllReduce per active rank" in ran.out
-    assert "AllReduce calls, per forward" in ran.out
+    assert "AllReduce calls / forward" in ran.out
     assert max(map(len, ran.out.splitlines())) <= 100
 
 
@@ -171,7 +171,7 @@ def test_markdown_for_a_pull_request(saved: list[Path], tmp_path: Path) -> None:
     lines = out.read_text("utf-8").splitlines()
     tables = [line for line in lines if line.startswith("|")]
     assert {line.count("|") for line in tables} == {8}
-    assert any(line.startswith("| AllReduce calls, per forward | 8 | 4 | -50.0% |") for line in tables)
+    assert any(line.startswith("| AllReduce calls / forward | 8 | 4 | -50.0% |") for line in tables)
     assert lines[0] == "### nsysk3: PP2 against PP1"
     assert sum("<details>" in line for line in lines) == sum("</details>" in line for line in lines) > 0
 

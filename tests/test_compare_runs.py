@@ -136,7 +136,7 @@ def test_forward_times_and_wall_time() -> None:
     wall = row(comparison, "window_ns", "forward")
     assert [value.value for value in wall.values] == pytest.approx([42 * MS, 30 * MS], rel=1e-3)
     assert wall.values[0].forwards == 0  # one number a rank
-    assert row(comparison, "forward_p95_ns").values[0].value == 42 * MS
+    assert row(comparison, "forward_p95_ns", "forward").values[0].value == 42 * MS
 
 
 def test_without_forwards_numbers_per_forward_are_null_with_a_reason(section_9_3: Comparison) -> None:
@@ -449,3 +449,40 @@ def test_the_published_experiment_simulated(tmp_path: Path) -> None:
     assert "both runs are simulated" in comparison.comparability[0].summary
     assert comparison.verdict[1].startswith("Limits: all runs are simulated")
     assert not row(comparison, "exposed_comm_share").deltas[0].like_for_like
+
+
+def test_a_cut_forward_is_no_divisor() -> None:
+    run = with_forwards(1, 2, np.full((2, 6), 8.0))
+    table = run.forwards.with_columns(pl.col("forward") < 5, whole=pl.col("forward") < 5).drop("forward")
+    table = run.forwards.with_columns(table["whole"])
+    cut = Result(run.document, {**run.tables, "forwards": table})
+    comparison = compare(cut, [run])
+    wall = row(comparison, "window_ns", "forward")
+    assert wall.values[0].value is None
+    assert "--window prefill" in (wall.values[0].reason or "")
+    assert wall.values[1].value is not None
+    # What is sampled inside forwards needs no divisor.
+    assert row(comparison, "allreduce_total_ns", "forward").values[0].value == 32 * MS
+
+
+def test_some_stages_do_not_speak_for_all() -> None:
+    run = with_forwards(2, 1, np.full((2, 6), 8.0))
+    tokens = pl.when(pl.col("stage") == 0).then("tokens").alias("tokens")
+    half = Result(run.document, {**run.tables, "forwards": run.forwards.with_columns(tokens)})
+    per_token = row(compare(half, [run]), "allreduce_total_ns", "1k_tokens")
+    assert per_token.values[0].reason == "only some of the stages tell it"
+
+
+def test_forwards_that_hold_little_of_the_window_are_doubted() -> None:
+    run = with_forwards(1, 2, np.full((2, 10), 8.0))
+    few = Result(run.document, {**run.tables, "forwards": run.forwards.filter(pl.col("forward") < 4)})
+    note = row(compare(few, [run]), "allreduce_total_ns", "forward").note
+    assert note == "whole forwards hold only 40% of the AllReduce calls of base"
+
+
+def test_what_is_hardly_any_of_the_window_is_no_forward() -> None:
+    run = with_forwards(1, 2, np.full((2, 10), 8.0))
+    few = Result(run.document, {**run.tables, "forwards": run.forwards.filter(pl.col("forward") < 1)})
+    values = row(compare(few, [run]), "allreduce_total_ns", "forward").values
+    assert values[0].reason == "what was taken for forwards holds only 10% of the window's AllReduce calls"
+    assert values[1].value == 32 * MS

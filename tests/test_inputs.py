@@ -344,7 +344,7 @@ def killed_writer(path: Path, mode: str) -> None:
         f"c.execute('pragma journal_mode={mode}'); c.execute('pragma cache_size=1'); c.execute('begin')\n"
         "c.execute('update CUPTI_ACTIVITY_KIND_KERNEL set streamId = streamId + 100')\n"
         "c.execute('create table more as select * from CUPTI_ACTIVITY_KIND_KERNEL')\n"
-        f"{'c.execute(chr(99)+chr(111)+chr(109)+chr(109)+chr(105)+chr(116))' if mode == 'wal' else ''}\n"
+        f"{"c.execute('commit')" if mode == 'wal' else ''}\n"
         "os._exit(0)\n"
     )
     subprocess.run([sys.executable, "-c", script, str(path)], check=True)

@@ -173,6 +173,14 @@ def test_markers_number_forwards_and_a_cut_one_counts_on(tmp_path: Path) -> None
     assert [row[2] for row in _kernels(export, tmp_path)] == [6, 7, 7, 8, 8]
 
 
+def test_a_marker_opened_again_is_one_forward(tmp_path: Path) -> None:
+    export = Export()
+    for number, start, end in ((4, 0, 8), (4, 9, 18), (5, 20, 38)):
+        _layer(export.nvtx(f"nsysk3.forward {number}", start, end), number, start + 1, end - 1)
+        export.kernel(GEMM, 100 + start, 101 + start, launch=(start + 2, start + 3))
+    assert [row[2] for row in _kernels(export, tmp_path)] == [4, 4, 5]
+
+
 def test_a_new_forward_begins_where_the_layer_number_falls_back(tmp_path: Path) -> None:
     export = Export()
     for place, layer in enumerate([4, 5, 6, 4, 5, 6, 4]):

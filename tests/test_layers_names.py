@@ -55,7 +55,9 @@ def test_names_of_layers_modules_and_markers(text: str, kind: str, layer: int | 
 
 
 def test_a_marker_keeps_its_number_and_tokens() -> None:
-    row = _parse("nsysk3.forward 12 mb=3 stage=1 mode=extend reqs=1 tokens=4096")["nsysk3.forward 12 mb=3 stage=1 mode=extend reqs=1 tokens=4096"]
+    row = _parse("nsysk3.forward 12 mb=3 stage=1 mode=extend reqs=1 tokens=4096")[
+        "nsysk3.forward 12 mb=3 stage=1 mode=extend reqs=1 tokens=4096"
+    ]
     assert (row["number"], row["tokens"]) == (12, 4096)
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+import sqlite3
+from contextlib import closing
 from functools import cache
 from pathlib import Path
 
@@ -59,6 +62,20 @@ def test_kernels_outside_the_period_say_so_and_the_share_is_that_of_nvtx(tmp_pat
     assert set(lost["reason"].cast(pl.String)) == {OUTSIDE_PERIOD}
     with_nvtx, without = (attributed_shares(each.events)["attributed_share"] for each in (real(SGLANG_TP2), found))
     assert (with_nvtx - without).abs().max() < 0.002  # type: ignore[operator]
+
+
+def test_forward_markers_stay_where_only_layers_are_missing(tmp_path: Path) -> None:
+    copy = tmp_path / "a.sqlite"
+    shutil.copy(TP2, copy)
+    copy.chmod(0o644)
+    with closing(sqlite3.connect(copy)) as connection:
+        connection.execute("delete from NVTX_EVENTS where text like 'model.layers.%'")
+        connection.commit()
+    found = attributed(copy)
+    assert agreement(real(TP2).kernels, found.kernels) == 1
+    forwards = found.forwards()
+    assert set(forwards["source"].cast(pl.String)) == {"marker"}
+    assert set(forwards["kernels"]) == {177}
 
 
 def test_without_stages_layers_count_from_0_and_a_note_says_so(tmp_path: Path) -> None:

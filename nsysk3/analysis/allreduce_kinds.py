@@ -79,7 +79,7 @@ def _flagged(events: pl.DataFrame, *flags: str) -> pl.DataFrame:
     """Events in launch order a rank, with ``order`` and what their category and module are."""
     events = events.sort("rank", pl.coalesce("api_start", "start"), "start", "stream", "name_id")
     events = _with_flags(events, *flags)
-    return events.select([name for name in _NEEDED if name in events.columns] + list(flags)).with_row_index("order")
+    return events.select(*_NEEDED, *flags).with_row_index("order")
 
 
 def _with_flags(events: pl.DataFrame, *flags: str) -> pl.DataFrame:

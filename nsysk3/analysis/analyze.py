@@ -34,6 +34,7 @@ from nsysk3.trace.load import Run, load
 from nsysk3.trace.report import Report
 
 MIN_ATTRIBUTED = 0.9
+_LAYER_COLUMNS = ["layer", "module", "forward", "host_forward", "layer_source", "reason"]
 
 
 def analyze(
@@ -57,14 +58,17 @@ def analyze(
     reference = read_nccl_tests([Path(path) for path in nccl_tests])
     loaded = run if isinstance(run, Run) else load(run, progress=progress)
     say = progress or (lambda _: None)
-    say("finding roles and layers")
-    named = assign_roles(loaded.events, loaded.names, loaded.nccl_calls, ruleset)
-    # Ranges and launches are on each report's own clock: layers come before clocks are aligned.
-    attributed = attribute_layers(named, loaded.ranks, loaded.reports, layer_regex=layer_regex, progress=progress)
     say("matching ranks")
-    found = cross_rank(collective_kinds(attributed.events), loaded.ranks, len(loaded.reports))
+    named = assign_roles(loaded.events, loaded.names, loaded.nccl_calls, ruleset)
+    found = cross_rank(named, loaded.ranks, len(loaded.reports))
+    stages = infer_stages(loaded.ranks, found.pairs)
+    staged = loaded.ranks.drop("pp_rank").join(stages.rename({"stage": "pp_rank"}), on="rank", how="left")
+    say("finding layers")
+    # Ranges and launches are compared on each report's own clock, so with the events as they were before alignment.
+    attributed = attribute_layers(named, staged, loaded.reports, layer_regex=layer_regex, progress=progress)
+    events = collective_kinds(found.events.hstack(attributed.events.select(_LAYER_COLUMNS)))
     say("summing up")
-    return _result(loaded, spec, ruleset, reference, attributed, found)
+    return _result(loaded, spec, ruleset, reference, attributed, found, events, staged)
 
 
 def _result(
@@ -74,10 +78,10 @@ def _result(
     reference: pl.DataFrame,
     attributed: LayerAttribution,
     found: CrossRank,
+    events: pl.DataFrame,
+    staged: pl.DataFrame,
 ) -> Result:
-    events = found.events
-    stages = infer_stages(loaded.ranks, found.pairs)
-    staged = loaded.ranks.drop("pp_rank").join(stages.rename({"stage": "pp_rank"}), on="rank", how="left")
+    stages = staged.select("rank", pl.col("pp_rank").alias("stage"), "stage_source")
     forwards = forward_table(events, staged, attributed.host_forwards)
     captures = capture_windows(events)
     windows, info = _windows(spec, captures, forwards, loaded.ranks, attributed.marked)

@@ -103,7 +103,9 @@ def _numbers(joined: pl.DataFrame, host_forwards: pl.DataFrame) -> pl.DataFrame:
     told = host_forwards.with_row_index("host_forward").with_columns((shift + index).alias("told"))
     seen = joined.select("rank", "host_forward").drop_nulls().unique()
     seen = seen.join(told, on="host_forward").sort("rank", "start", "host_forward")
-    clear = told["told"].null_count() == 0 and told.select("report", "tid", "told").is_unique().all()
+    # A marker that was closed and opened again is one forward.
+    again = (pl.col("told") == pl.col("told").shift(1)).over("report", "tid").fill_null(False)
+    clear = told["told"].null_count() == 0 and told.filter(~again).select("report", "tid", "told").is_unique().all()
     number = pl.col("told") if clear else pl.int_range(pl.len()).over("rank")
     return seen.select("rank", "host_forward", number.cast(pl.Int32).alias("forward"))
 

@@ -47,7 +47,7 @@ def observe_ends(a: Ints, b: Ints) -> Observations | None:
 
 
 def matched_ends(a: Ints, b: Ints, shift: Shift) -> Observations | None:
-    """Differences of the ends that belong together when b's clock is about ``shift`` ahead, None when there are none."""
+    """Differences of the ends that belong together when b's clock is about ``shift`` ahead, None without any."""
     spacing = int(np.median(np.diff(a))) if len(a) > 1 else _SCATTER_NS
     # Drift moves ends away from the median shift; a quarter of the spacing still tells instances apart.
     at = nearest(a + shift.delta_ns, b, max(8 * shift.spread_ns, _SCATTER_NS, spacing // 4))
@@ -100,6 +100,26 @@ def _instances(table: pl.DataFrame, clocks: Clocks) -> pl.DataFrame:
     return table.with_columns(pl.struct("instance", nth).rank("dense").cast(pl.Int64).alias("instance"))
 
 
+def _doubt(table: pl.DataFrame, clocks: Clocks) -> pl.Series:
+    """Per kernel, the uncertainty of its wait: that of the clock of whoever may have arrived last; -1 for no clock.
+
+    A rank of the kernel's own report can seem last, and so beyond doubt, when one of another came a little later.
+    """
+    report = table["report"].to_numpy()
+    doubt = clocks.between[report, table["last_report"].to_numpy()]
+    doubt = np.where(np.isfinite(doubt), doubt, -1)
+    arrival = table["arrival"].to_numpy()
+    if table["report"].n_unique() > 1:
+        latest = table.group_by("instance", "report").agg(pl.col("s").max().alias("latest"))
+        for other in latest["report"].unique().sort().to_list():
+            theirs = latest.filter(pl.col("report") == other).select("instance", "latest")
+            came = table.select("instance").join(theirs, on="instance", how="left", maintain_order="left")["latest"]
+            apart = clocks.between[report, other]
+            late = np.isfinite(apart) & (came.fill_null(np.iinfo(np.int64).min // 2).to_numpy() > arrival - apart)
+            doubt = np.where(late & (doubt >= 0), np.maximum(doubt, apart), doubt)
+    return pl.Series("doubt", doubt).cast(pl.Int64)
+
+
 def _waits(table: pl.DataFrame, clocks: Clocks) -> pl.DataFrame:
     key = "instance"
     last = pl.col("s").max().over(key)
@@ -113,8 +133,7 @@ def _waits(table: pl.DataFrame, clocks: Clocks) -> pl.DataFrame:
         pl.col("nccl_bytes").max().over(key).alias("message"),
         pl.col("rank").n_unique().over("communicator", "role").cast(pl.Int64).alias("ranks"),
     )
-    doubt = clocks.between[table["report"].to_numpy(), table["last_report"].to_numpy()]
-    table = table.with_columns(pl.Series("doubt", np.where(np.isfinite(doubt), doubt, -1)).cast(pl.Int64))
+    table = table.with_columns(_doubt(table, clocks))
     alone = (pl.col("ranks_seen") < 2) | (pl.col("doubt") < 0)
     estimate = (pl.col("arrival") - pl.col("s")).clip(0, pl.col("dur"))
     wait = pl.when(~alone).then(estimate)

@@ -34,10 +34,11 @@ def infer_groups(comm: pl.DataFrame) -> pl.DataFrame:
         return comm
     labels = []
     for (role,), part in unnamed.group_by("role", maintain_order=True):
-        sequences: dict[tuple[int, int], Ints] = {}
-        for (rank, report), rows in part.sort("end").group_by("rank", "report", maintain_order=True):
-            sequences[(int(str(rank)), int(str(report)))] = rows["end"].to_numpy()
-        for rank, leader in _clusters(sequences).items():
+        sequences = _sequences(part)
+        joined_to = _payload_groups(sequences, comm.filter(pl.col("group").is_not_null() & (pl.col("role") == role)))
+        labels += [(str(role), place[0], group) for place, group in joined_to.items()]
+        alone = {place: ends for place, ends in sequences.items() if place not in joined_to}
+        for rank, leader in _clusters(alone).items():
             labels.append((str(role), rank, f"{role} group of rank {leader}"))
     named = pl.DataFrame(labels, schema={"role": pl.String, "rank": pl.Int32, "inferred": pl.String}, orient="row")
     joined = comm.join(named, on=["role", "rank"], how="left", maintain_order="left")
@@ -46,6 +47,28 @@ def infer_groups(comm: pl.DataFrame) -> pl.DataFrame:
         pl.when(missing).then("inferred").otherwise("group").alias("group"),
         pl.when(missing).then(pl.lit("inferred")).otherwise("group_source").alias("group_source"),
     ).drop("inferred")
+
+
+def _sequences(part: pl.DataFrame) -> dict[tuple[int, int], Ints]:
+    """(rank, report) to the sorted ends of its kernels."""
+    found: dict[tuple[int, int], Ints] = {}
+    for (rank, report), rows in part.sort("end").group_by("rank", "report", maintain_order=True):
+        found[(int(str(rank)), int(str(report)))] = rows["end"].to_numpy()
+    return found
+
+
+def _payload_groups(sequences: Mapping[tuple[int, int], Ints], named: pl.DataFrame) -> dict[tuple[int, int], str]:
+    """Ranks without payloads (a process that had no NVTX) in the communicator that other ranks' payloads name."""
+    speakers = [(str(group), _sequences(part)) for (group,), part in named.group_by("group", maintain_order=True)]
+    found = {}
+    for place, ends in sequences.items():
+        for group, members in speakers:
+            speaker = next((member for member in members if member[1] == place[1]), next(iter(members)))
+            other = place[0] not in {rank for rank, _ in members}
+            if other and _together(members[speaker], ends, speaker[1] == place[1]):
+                found[place] = group
+                break
+    return found
 
 
 def _clusters(sequences: Mapping[tuple[int, int], Ints]) -> dict[int, int]:

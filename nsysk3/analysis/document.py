@@ -64,7 +64,7 @@ def document(
 
 def _not_measured(ranks: pl.DataFrame) -> dict[str, str]:
     """Why a metric is null, for every metric that is null on some rank."""
-    reasons = {name: "CUDA graphs were traced as a whole: their kernels are unknown" for name in NEEDS_KERNELS}
+    reasons = dict.fromkeys(NEEDS_KERNELS, "CUDA graphs were traced as a whole: their kernels are unknown")
     reasons |= {
         "overlap_ratio": "no communication in the window",
         "exposed_comm_share": reasons["exposed_comm_ns"],

@@ -38,11 +38,11 @@ def parse_names(names: pl.Series, layer_regex: str | None = None) -> pl.DataFram
     """Read distinct range names (``name``, any text type); names that say nothing about layers are left out.
 
     Columns: ``name`` as given and NAME_SCHEMA.  ``kind``: ``layer`` (a layer or a module inside one), ``model`` (a
-    module outside any layer), or nsysk3's ``forward``, ``window`` and pipeline ``boundary`` markers.  ``layer`` is the id
-    as written (global over pipeline stages).  ``module`` is the path inside the layer (null for the layer itself), or the
-    last part of a model path.  ``stack`` is the path before the layer number: one model can hold several stacks, such as
-    a vision tower's.  ``number`` is a forward marker's, ``tokens`` comes from it or from the first input's shape (null
-    where not said).
+    module outside any layer), or nsysk3's ``forward``, ``window`` and pipeline ``boundary`` markers.  ``layer`` is the
+    id as written (global over pipeline stages).  ``module`` is the path inside the layer (null for the layer itself),
+    or the last part of a model path.  ``stack`` is the path before the layer number: one model can hold several stacks,
+    such as a vision tower's.  ``number`` is a forward marker's, ``tokens`` comes from it or from the first input's
+    shape (null where not said).
 
     ``layer_regex``: a pattern with a group ``layer`` and optionally ``module``; names it matches are layers whatever
     else they look like.  Raises InputError when it is no regular expression, has no such group or looks around.

@@ -22,8 +22,8 @@ def in_window(events: pl.DataFrame, windows: pl.DataFrame) -> pl.DataFrame:
     """Events that start inside their rank's window: what counts, sums and percentiles are taken over."""
     # Half of the columns: every table below filters and groups these rows again.
     read = (
-        "rank", "stream", "start", "end", "kind", "role", "category", "name_id", "wait_ns", "wait_state", "layer", "module",
-        "forward", "layer_source", "reason", "collective_kind", "api_start",
+        "rank", "stream", "start", "end", "kind", "role", "category", "name_id", "wait_ns", "wait_state", "layer",
+        "module", "forward", "layer_source", "reason", "collective_kind", "api_start",
     )  # fmt: skip
     return within(events.select(name for name in read if name in events.columns), windows, "rank", "start")
 

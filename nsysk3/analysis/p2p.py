@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import polars as pl
@@ -39,7 +39,7 @@ def sides(comm: pl.DataFrame, ranks: pl.DataFrame) -> pl.DataFrame:
             pl.lit(None, pl.Int32).alias("src"), pl.lit(None, pl.Int32).alias("dst"),
             pl.lit(None, pl.String).alias("channel_source"),
         )  # fmt: skip
-    peers = pl.concat([_payload_peers(halves, ranks), _inferred_peers(halves)])
+    peers = pl.concat([_payload_peers(halves, ranks), _inferred_peers(halves, _places(comm, ranks))])
     # A channel named by a payload wins over one that was inferred.
     peers = peers.unique(["rank", "comm", "stream", "send", "peer"], keep="first", maintain_order=True)
     joined = halves.join(peers, on=["rank", "comm", "stream", "send", "peer"], how="left", nulls_equal=True)
@@ -87,8 +87,22 @@ def _payload_peers(halves: pl.DataFrame, ranks: pl.DataFrame) -> pl.DataFrame:
     return found.with_columns(pl.lit("payload").alias("channel_source"))
 
 
-def _inferred_peers(halves: pl.DataFrame) -> pl.DataFrame:
-    """For each (rank, stream, direction) without a payload peer, the opposite one whose kernels end with its own."""
+def _places(comm: pl.DataFrame, ranks: pl.DataFrame) -> dict[int, tuple[object, int | None]]:
+    """Rank to its stage (as good as any: what it reduces with, where no source names stages) and its TP rank."""
+    reduced = comm.filter((pl.col("role") == "allreduce") & pl.col("group").is_not_null())
+    group = dict(reduced.select("rank", "group").unique("rank", keep="first").iter_rows())
+    known = ranks["pp_rank"].null_count() == 0
+    return {
+        rank: (stage if known else group.get(rank, f"rank {rank}"), tp)
+        for rank, stage, tp in ranks.select("rank", "pp_rank", "tp_rank").iter_rows()
+    }
+
+
+def _inferred_peers(halves: pl.DataFrame, places: Mapping[int, tuple[object, int | None]]) -> pl.DataFrame:
+    """For each (rank, stream, direction) without a payload peer, the opposite one whose kernels end with its own.
+
+    All ranks of two stages hand over at once: a peer is never of the own stage, and of equals it has the same TP rank.
+    """
     unnamed = halves.filter(pl.col("comm").is_null() | pl.col("peer").is_null())
     keys: list[tuple[int, int | None, int, bool | None, int | None, int]] = []
     ends: list[Ints] = []
@@ -100,10 +114,11 @@ def _inferred_peers(halves: pl.DataFrame) -> pl.DataFrame:
     for i, one in enumerate(keys):
         for j, other in enumerate(keys):
             opposite = (one[3] is True and other[3] is False) or (one[3] is None and other[3] is None and i < j)
-            if opposite and one[0] != other[0]:
+            (stage, tp), (other_stage, other_tp) = places[one[0]], places[other[0]]
+            if opposite and stage != other_stage:
                 score = _ends_together(ends[i], ends[j], one[5] == other[5])
                 if score > 0:
-                    scored.append((score, i, j))
+                    scored.append((score + (tp == other_tp), i, j))
     taken: set[int] = set()
     links = []
     for _, i, j in sorted(scored, key=lambda item: (-item[0], item[1], item[2])):
@@ -159,8 +174,8 @@ def _observe_direction(channels: Sequence[pl.DataFrame]) -> list[Observations]:
     sides = [tuple(part.filter(pl.col("send") == side).sort("start") for side in (True, False)) for part in channels]
     large = [_is_large(part) for part in channels]
     ends = [tuple(half["end"].to_numpy() for half in both) for both in sides]
-    moments = [_moments([each[side] for each, is_large in zip(ends, large, strict=True) if is_large]) for side in (0, 1)]
-    shift = estimate_shift(*moments)
+    used = [both for both, is_large in zip(ends, large, strict=True) if is_large]
+    shift = estimate_shift(_moments([sent for sent, _ in used]), _moments([got for _, got in used]))
     found = []
     for (sends, recvs), (sent, got), is_large in zip(sides, ends, large, strict=True):
         seen = None
@@ -189,8 +204,9 @@ def _causal(sends: pl.DataFrame, recvs: pl.DataFrame) -> Observations | None:
 
 def _moments(ends: Sequence[Ints]) -> Ints:
     """Ends of all channels as moments: the ranks of a stage hand over together."""
-    ends = np.sort(np.concatenate([np.empty(0, np.int64), *ends]))
-    return ends[np.diff(ends, prepend=-(2**62)) > 2 * END_SPREAD_NS]
+    every = np.sort(np.concatenate([np.empty(0, np.int64), *ends]))
+    first: Ints = every[np.diff(every, prepend=-(2**62)) > 2 * END_SPREAD_NS]
+    return first
 
 
 def match_p2p(halves: pl.DataFrame, clocks: Clocks) -> pl.DataFrame:

@@ -134,9 +134,9 @@ def _confidence(kernels: pl.DataFrame, placed: pl.DataFrame) -> tuple[float, flo
 
 def _with_first_layer(fits: pl.DataFrame, ranks: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame:
     """Add up the layers of the stages before each rank's, where every stage is known and its ranks agree."""
-    if not (events["role"] == "p2p").any():
-        return fits.with_columns(pl.when(pl.col("layers").is_not_null()).then(0).alias("first_layer").cast(pl.Int64))
     stages = ranks.select("rank", pl.col("pp_rank").alias("stage"))
+    if not (events["role"] == "p2p").any() and not (stages["stage"] > 0).any():
+        return fits.with_columns(pl.when(pl.col("layers").is_not_null()).then(0).alias("first_layer").cast(pl.Int64))
     if stages["stage"].has_nulls():
         return fits
     per_stage = (

@@ -62,10 +62,9 @@ def find_anchors(lane: Lane) -> Anchors | None:
         kind = np.zeros(len(at), np.int64)
     if len(at) < _MIN_ANCHORS:
         return None
-    present = _names_in_gaps(lane, at)
     breaks = _breaks_by_role(lane, at)
     if breaks is None:
-        breaks = _breaks_by_period(present)
+        breaks = _breaks_by_period(_names_in_gaps(lane, at))
     if breaks is None:
         return None
     return Anchors(at, kind, np.concatenate(([0], np.cumsum(breaks))))
@@ -162,7 +161,7 @@ def _breaks_by_role(lane: Lane, at: Ints) -> Bools | None:
     forward = np.concatenate(([0], np.cumsum(breaks)))
     lengths = np.bincount(forward)
     usual = usual_layers(forward)
-    agree = (lengths == usual).sum() >= max(_RUNS_AGREE * len(lengths), 2) - 1e-9
+    agree = (lengths == usual).sum() >= max(_RUNS_AGREE * len(lengths), 2)
     return breaks if agree and usual > 1 else None
 
 

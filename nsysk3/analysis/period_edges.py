@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from nsysk3.analysis.period_anchors import Anchors, Bools, Ints, Lane
+from nsysk3.analysis.period_anchors import Anchors, Bools, Ints, Lane, usual_layers
 
 # No layer known has more kernels on one side of its anchor.
 _LONGEST = 512
 _GRAM = 3
+# Layers compared with the first of their forward: enough to know what is usual.
+_SAMPLES = 512
 # Some layers write the attention-residual bank between the norm and what follows it.
 _SKIPPED = 2
 
@@ -22,22 +24,45 @@ def layer_edges(lane: Lane, anchors: Anchors) -> tuple[Ints, Ints] | None:
     are then looked for in every layer.  The kernels that prepare the opening norm (attention residual) go with it: a
     model's first layer has none, so what it lacks is no evidence.
     """
-    at, opens, closes = anchors.at, *_sides(anchors)
+    at = anchors.at
+    opens, closes = _sides(anchors)
     before = np.concatenate(([0], at[:-1] + 1))
     after = np.concatenate((at[1:], [len(lane.symbol)]))
-    inner = np.where(opens, _same_kind(anchors, opens, last=False), -1)
-    led = _common(lane.symbol, at - 1, np.where(inner >= 0, at[inner] - 1, -1), at - before, -1)
-    starts = opens & (inner >= 0) & (anchors.forward > 0)
-    border = _border(lane, anchors, led, inner, starts, after)
-    if border is None:
+    shared = _shared_leads(lane, anchors, opens, before)
+    told = shared >= 0
+    if told.any():
+        # As in most layers, and the least of several: what precedes one can by chance be what precedes the first.
+        lead = -_mode(-shared[told])
+        borders = _opened(lane, at[shared == lead] - lead)
+    else:
+        lead, borders = 0, _borders_by_ends(lane, anchors, closes, after)
+    if not len(borders):
         return None
-    start, full = _starts(lane, anchors, before, border)
-    least = _mode(led[starts]) if starts.any() else 0
-    mine = opens & (inner >= 0)
-    start[mine] = _opened(lane, (at - np.minimum(np.maximum(led, least), full))[mine])
+    start, usual = _starts(lane, anchors, before, borders)
+    whole = np.bincount(anchors.forward) == usual_layers(anchors.forward)
+    first = opens & whole[anchors.forward] & np.isin(anchors.kind, anchors.kind[told])
+    start[first] = _opened(lane, (at - np.minimum(lead, usual))[first])
     start = np.maximum(start, before)
     end = np.where(closes, after, np.append(start[1:], 0))
-    return start, np.where(closes, _ends(lane, anchors, start, end, closes), end)
+    return start, np.where(closes, _ends(lane, anchors, end, closes), end)
+
+
+def _shared_leads(lane: Lane, anchors: Anchors, opens: Bools, before: Ints) -> Ints:
+    """For layers inside a forward, how many kernels ahead of the anchor are also ahead of the forward's first anchor.
+
+    -1 for those that cannot be compared: another kind, or the forward that the capture may have cut.
+    """
+    at, forward = anchors.at, anchors.forward
+    first = np.maximum.accumulate(np.where(opens, np.arange(len(at)), 0))
+    pair = ~opens & (anchors.kind == anchors.kind[first]) & (forward > 0)
+    chosen = np.flatnonzero(pair)
+    chosen = (
+        chosen[np.unique(np.linspace(0, max(len(chosen) - 1, 0), _SAMPLES).astype(np.int64))] if len(chosen) else chosen
+    )
+    shared: Ints = np.full(len(at), -1, np.int64)
+    limit = np.minimum(at - before, (at - before)[first])[chosen]
+    shared[chosen] = _common(lane.symbol, at[first[chosen]] - 1, at[chosen] - 1, limit, -1)
+    return shared
 
 
 def _sides(anchors: Anchors) -> tuple[Bools, Bools]:
@@ -59,39 +84,32 @@ def _same_kind(anchors: Anchors, excluded: Bools, *, last: bool) -> Ints:
 
 
 def _common(symbol: Ints, left: Ints, right: Ints, limit: Ints, step: int) -> Ints:
-    """How many symbols agree from each left and right position on, walking by step, up to limit; 0 from position -1."""
-    wanted = right >= 0
-    walk = step * np.arange(min(int(limit[wanted].max(initial=0)), _LONGEST))
-    a, b = left[wanted, None] + walk, right[wanted, None] + walk
-    inside = (np.abs(walk) < limit[wanted, None]) & (np.minimum(a, b) >= 0) & (np.maximum(a, b) < len(symbol))
+    """How many symbols agree from each left and right position on, walking by step, up to limit."""
+    walk = step * np.arange(min(int(limit.max(initial=0)), _LONGEST))
+    a, b = left[:, None] + walk, right[:, None] + walk
+    inside = (np.abs(walk) < limit[:, None]) & (np.minimum(a, b) >= 0) & (np.maximum(a, b) < len(symbol))
     a, b = (np.where(inside, each, 0) for each in (a, b))
-    found = np.zeros(len(left), np.int64)
-    found[wanted] = np.logical_and.accumulate((symbol[a] == symbol[b]) & inside, axis=1).sum(axis=1)
-    return found
+    agree: Ints = np.logical_and.accumulate((symbol[a] == symbol[b]) & inside, axis=1).sum(axis=1)
+    return agree
 
 
-def _border(lane: Lane, anchors: Anchors, led: Ints, inner: Ints, starts: Bools, after: Ints) -> int | None:
-    """Position of one border inside a forward."""
+def _borders_by_ends(lane: Lane, anchors: Anchors, closes: Bools, after: Ints) -> Ints:
+    """Positions of borders, by how far the last layer of a forward agrees with one inside it.
+
+    A model's last layer is followed by a norm of the same name as those between layers, which is not its own.
+    """
     at = anchors.at
-    if starts.any():
-        length = _mode(led[starts])
-        example = np.flatnonzero(starts & (led == length))[0]
-        return int(_opened(lane, at[inner[example]] - length))
-    # No layer is like the one that opens a forward: take what follows the last anchor instead.
-    closes = _sides(anchors)[1]
-    closes[-1] = False
-    inner = _same_kind(anchors, _sides(anchors)[1], last=True)
+    inner = _same_kind(anchors, closes, last=True)
     ends = closes & (inner >= 0)
+    ends[-1] = False
     if not ends.any():
-        return None
-    trailed = _common(lane.symbol, at, np.where(ends, at[inner], -1), after[inner] - at[inner], 1)
-    length = _mode(trailed[ends])
-    example = np.flatnonzero(ends & (trailed == length))[0]
-    # A model's last layer is followed by a norm of the same name as those between layers.
-    border = int(at[inner[example]] + length)
-    while border > 0 and lane.norm[border - 1]:
-        border -= 1
-    return int(_opened(lane, np.array(border)))
+        return np.empty(0, np.int64)
+    trailed = _common(lane.symbol, at[ends], at[inner[ends]], (after[inner] - at[inner])[ends], 1)
+    length = _mode(trailed)
+    borders = at[inner[ends]][trailed == length] + length
+    for _ in range(_GRAM):
+        borders = borders - lane.norm[borders - 1]
+    return _opened(lane, borders)
 
 
 def _opened(lane: Lane, position: Ints) -> Ints:
@@ -112,45 +130,49 @@ def _opened(lane: Lane, position: Ints) -> Ints:
     return result
 
 
-def _starts(lane: Lane, anchors: Anchors, before: Ints, border: int) -> tuple[Ints, Ints]:
-    """First kernel of each layer by the names that follow the border, and how far ahead of the anchor its kind begins.
+def _starts(lane: Lane, anchors: Anchors, before: Ints, borders: Ints) -> tuple[Ints, Ints]:
+    """First kernel of each layer by the names that follow most borders, and how far ahead of the anchor it usually is.
 
     The same names can occur elsewhere in a layer, so a place that is unusual for the kind is not taken.
     """
     at = anchors.at
-    gram = lane.symbol[border : border + _GRAM]
-    windows = np.lib.stride_tricks.sliding_window_view(lane.symbol, len(gram))
-    seen = np.flatnonzero((windows == gram).all(axis=1))
+    windows = np.lib.stride_tricks.sliding_window_view(lane.symbol, _GRAM)
+    grams, counts = np.unique(windows[np.minimum(borders, len(windows) - 1)], axis=0, return_counts=True)
+    seen = np.flatnonzero((windows == grams[np.argmax(counts)]).all(axis=1))
     found = seen[np.maximum(np.searchsorted(seen, at, side="right") - 1, 0)]
     good = (found >= before) & (found <= at)
     usual = np.zeros(len(at), np.int64)
     for kind in np.unique(anchors.kind):
-        usual[anchors.kind == kind] = _mode((at - found)[good & (anchors.kind == kind)])
+        ahead = np.sort((at - found)[good & (anchors.kind == kind)])
+        usual[anchors.kind == kind] = ahead[(len(ahead) - 1) // 2] if len(ahead) else 0
     good &= np.abs(at - found - usual) <= np.maximum(usual // 2, _GRAM)
     return np.where(good, found, at - usual), usual
 
 
-def _ends(lane: Lane, anchors: Anchors, start: Ints, end: Ints, closes: Bools) -> Ints:
+def _ends(lane: Lane, anchors: Anchors, end: Ints, closes: Bools) -> Ints:
     """End of each layer that closes a forward.
 
     As far as it agrees with an earlier layer of its kind and forward; without one, up to the names that come before a
     border.
     """
     at = anchors.at
+    found = _ends_by_names(lane, at, end, closes)
     inner = _same_kind(anchors, closes, last=True)
-    length = np.where(inner >= 0, end[inner] - at[inner], 0)
     like = closes & (inner >= 0)
-    trailed = _common(lane.symbol, at, np.where(like, at[inner], -1), np.minimum(length, end - at), 1)
-    usual = _mode(trailed[like]) if like.any() else 0
+    if not like.any():
+        return found
+    room, length = (end - at)[like], end[inner[like]] - at[inner[like]]
+    trailed = _common(lane.symbol, at[like], at[inner[like]], np.minimum(length, room), 1)
     # Shorter than usual without being all of the other layer: noise inside.
-    by_layer = at + np.where(trailed == length, trailed, np.maximum(trailed, np.minimum(usual, end - at)))
-    return np.where(like, by_layer, _ends_by_names(lane, at, start, end, closes))
+    patched = np.maximum(trailed, np.minimum(_mode(trailed), room))
+    found[like] = at[like] + np.where(trailed == length, trailed, patched)
+    return found
 
 
-def _ends_by_names(lane: Lane, at: Ints, start: Ints, end: Ints, closes: Bools) -> Ints:
+def _ends_by_names(lane: Lane, at: Ints, end: Ints, closes: Bools) -> Ints:
     borders = end[~closes]
     if not len(borders):
-        return end
+        return end.copy()
     pairs = np.stack([lane.symbol[np.maximum(borders - 2, 0)], lane.symbol[borders - 1]], axis=1)
     names, counts = np.unique(pairs, axis=0, return_counts=True)
     pair = names[np.argmax(counts)]

@@ -17,8 +17,11 @@ import typer
 from nsysk3 import __version__
 from nsysk3.cli.analyze import analyze
 from nsysk3.cli.compare import compare
+from nsysk3.cli.demo import demo
 from nsysk3.cli.export import export
+from nsysk3.cli.export_trace import export_trace
 from nsysk3.cli.layers import layers
+from nsysk3.cli.report import report
 from nsysk3.cli.rules import rules_app
 from nsysk3.cli.simulate import simulate
 from nsysk3.errors import NsysK3Error
@@ -35,8 +38,11 @@ app = typer.Typer(
 app.command()(analyze)
 app.command()(compare)
 app.command()(export)
+app.command()(export_trace)
+app.command()(report)
 app.command()(layers)
 app.command()(simulate)
+app.command()(demo)
 app.add_typer(rules_app, name="rules")
 
 

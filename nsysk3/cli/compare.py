@@ -11,8 +11,6 @@ import typer
 from nsysk3.cli.progress import status
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from nsysk3.compare.model import Comparison
     from nsysk3.result import Result
 
@@ -58,8 +56,10 @@ def compare(
     from nsysk3.compare.gate import FAILED, Gate, check
 
     gates = [Gate.parse(text) for text in fail_on or ()]
+    from nsysk3.cli.results import open_result
+
     with status(quiet) as progress:
-        results = [_result(path, window, progress) for path in (base, *others)]
+        results = [open_result(path, window, progress) for path in (base, *others)]
         comparison = run_comparison(results[0], results[1:], label)
     text = comparison.to_json() if json else _rendered(comparison, results, form, lang)
     if out:
@@ -72,25 +72,6 @@ def compare(
         typer.echo(f"gate: {outcome.text}", err=True)
     if any(outcome.state == "failed" for outcome in outcomes):
         raise typer.Exit(FAILED)
-
-
-def _result(path: Path, window: str | None, progress: Callable[[str], None] | None) -> Result:
-    """Results that were saved for the window asked for, else those of the traces."""
-    from nsysk3.errors import InputError
-    from nsysk3.result import Result
-    from nsysk3.result.store import RESULT_NAME
-
-    for folder in (path, path / "analysis"):
-        if (folder / RESULT_NAME).is_file():
-            saved = Result.load(folder)
-            if window in (None, saved.document.window.asked):
-                return saved
-            if folder == path:
-                asked = saved.document.window.asked
-                raise InputError(f"{path}: these results are of window {asked}; analyze the traces with {window}")
-    from nsysk3.analysis.analyze import analyze
-
-    return analyze(path, window=window or "capture", progress=progress)
 
 
 def _rendered(comparison: Comparison, results: list[Result], form: Format, lang: str) -> str:

@@ -40,7 +40,7 @@ METRICS = (
     Metric("overlap_ratio", "Overlap with compute", "headline", "higher", _ONCE),
     Metric("window_ns", "Wall time", "forward"),
     Metric("forward_p50_ns", "Forward p50", "forward", scopes=("forward",)),
-    Metric("forward_p95_ns", "Forward p95", "forward", scopes=_ONCE),
+    Metric("forward_p95_ns", "Forward p95", "forward", scopes=("forward",)),
     Metric("allreduce_wait_ns", "AllReduce wait", "allreduce"),
     Metric("allreduce_transfer_ns", "AllReduce transfer", "allreduce"),
     Metric("allreduce_p95_ns", "AllReduce p95", "allreduce", scopes=_ONCE),

@@ -130,7 +130,7 @@ def _row(
     return Row(
         metric=metric.name, label=metric.label, unit=metric.unit, group=metric.group, scope=scope,
         better=metric.better, samples=source, values=values, deltas=deltas, steps=laddered,
-        why_apart=metric.apart if apart else None, note=row_note(metric.name, runs, names),
+        why_apart=metric.apart if apart else None, note=row_note(metric.name, scope, runs, names),
     )  # fmt: skip
 
 

@@ -13,18 +13,24 @@ from nsysk3.compare.catalog import BY_NAME
 from nsysk3.compare.layout import layout_of, stage_of
 from nsysk3.compare.model import Layout, Scope
 from nsysk3.compare.statistics import Samples
+from nsysk3.compare.windowed import in_window, whole_forwards, windows
 from nsysk3.result import Result
 
 NO_FORWARDS = "no whole forward was found in the window"
+CUT_FORWARDS = "the window holds forwards that are not whole: analyze with --window prefill"
+SOME_STAGES = "only some of the stages tell it"
 NO_TOKENS = "the trace does not tell how many tokens a forward had"
 # What the samples were taken from.
 WINDOW = "one number a rank: its window"
 PER_FORWARD = "one number a rank: its window divided by its forwards"
+OVER_FORWARDS = "one number a rank: over its forwards"
 COLLECTIVES = "ranks x forwards: AllReduce kernels that start in the forward"
 FORWARDS = "ranks x forwards"
 LAYERS = "ranks x forwards: kernels that belong to a layer"
 
 _KEY = ["rank", "forward"]
+# Forwards with less of the window's AllReduce calls are not its work, whatever was taken for them.
+_LITTLE = 0.25
 _FROM_LAYERS = ("compute_ns", "fused_ns", "exposed_comm_ns")
 _FROM_PIPELINE = ("stage_wait_ns", "bubble_ns", "bubble_share")
 
@@ -47,6 +53,8 @@ class RunSamples:
         if scope == "window":
             column = self._window(metric)
             return {WINDOW: self._per_rank(column)} if column is not None else {}
+        if self.held is not None and self.held < _LITTLE:
+            return {}
         found = {}
         for source, cells in self._cells.items():
             if metric in cells.columns:
@@ -54,7 +62,14 @@ class RunSamples:
         column = self._window(metric) if "1k_tokens" in BY_NAME[metric].scopes else None  # else nothing to divide
         if column is not None:
             found[PER_FORWARD] = self._per_rank(column / self._count(scope))
-        return {source: samples for source, samples in found.items() if samples.n}
+        if metric == "forward_p95_ns" and (column := self._window(metric)) is not None:
+            found[OVER_FORWARDS] = self._per_rank(column)
+        return {source: samples for source, samples in found.items() if samples.n and self._of_all_stages(samples)}
+
+    def _of_all_stages(self, samples: Samples) -> bool:
+        """A median over some of the stages is not one over the run: stages do different work."""
+        told = samples.stages[~np.isnan(samples.values).all(axis=1)]
+        return set(told.tolist()) == set(self._stable["stage"].to_list())
 
     def reason(self, metric: str, scope: Scope) -> str:
         """Why ``find`` has nothing."""
@@ -62,10 +77,14 @@ class RunSamples:
             return "no rank is stable"
         if scope != "window" and not self._forwards.height:
             return NO_FORWARDS
-        if scope == "1k_tokens" and not self._count(scope).is_not_nan().any():
+        if scope != "window" and self.held is not None and self.held < _LITTLE:
+            return f"what was taken for forwards holds only {self.held:.0%} of the window's AllReduce calls"
+        if scope == "1k_tokens" and not self._forwards["tokens"].count():
             return NO_TOKENS
-        if metric in _FROM_PIPELINE:
+        if metric in _FROM_PIPELINE and self._window(metric) is None:
             return "the stages of the ranks are not known"
+        if scope != "window" and self._window(metric) is not None:
+            return CUT_FORWARDS if self._cut_ranks else SOME_STAGES
         return self.result.document.not_measured.get(metric, "not measured")
 
     @property
@@ -153,6 +172,8 @@ class RunSamples:
             pl.len().cast(pl.Float64).alias("forward"),
             pl.when(pl.col("tokens").null_count() == 0).then(pl.col("tokens").sum() / 1000).alias("1k_tokens"),
         )
+        # What a cut forward did is in the window's numbers, but it is no forward to divide by.
+        counted = counted.filter(~pl.col("rank").is_in(self._cut_ranks))
         joined = self._stable.select("rank").join(counted, on="rank", how="left", maintain_order="left")[scope]
         return pl.select(pl.when(joined > 0).then(joined).otherwise(float("nan"))).to_series().fill_null(float("nan"))
 
@@ -166,6 +187,26 @@ class RunSamples:
     def _forwards(self) -> pl.DataFrame:
         """``rank``, ``forward``, ``start_utc_ns``, ``end_utc_ns``, ``tokens`` of whole forwards in the window."""
         return whole_forwards(self.result, self._stable)
+
+    @cached_property
+    def _cut_ranks(self) -> list[int]:
+        """Ranks whose window holds work of forwards that are not whole, or do not lie in it as a whole."""
+        forwards = self.result.tables.get("forwards")
+        if forwards is None or forwards.is_empty():
+            return []
+        touching = forwards.join(windows(self._stable), on="rank").filter(
+            (pl.col("end_utc_ns") > pl.col("_low")) & (pl.col("start_utc_ns") < pl.col("_high"))
+        )
+        cut = touching.join(self._forwards, on=_KEY, how="anti")
+        return sorted(cut["rank"].unique().to_list())
+
+    @property
+    def held(self) -> float | None:
+        """The part of the window's AllReduce calls that whole forwards hold."""
+        cells, every = self._cells.get(COLLECTIVES), self._window("allreduce_count")
+        if cells is None or every is None or not every.sum():
+            return None
+        return float(cells["allreduce_count"].sum()) / float(every.sum())
 
     @cached_property
     def _cells(self) -> dict[str, pl.DataFrame]:
@@ -220,29 +261,6 @@ class RunSamples:
         numbers = sorted((name for name in wide.columns if name not in ("rank", "stage")), key=int)
         values = wide.select(pl.col(numbers).fill_null(float("nan"))).to_numpy() if numbers else np.empty((0, 0))
         return Samples.of(values, wide["rank"].to_list(), wide["stage"].to_list())
-
-
-def whole_forwards(result: Result, ranks: pl.DataFrame) -> pl.DataFrame:
-    """Whole forwards inside the windows of ``ranks``; empty where the result has none."""
-    schema = {
-        "rank": pl.Int32,
-        "forward": pl.Int32,
-        **dict.fromkeys(("start_utc_ns", "end_utc_ns", "tokens"), pl.Int64),
-    }
-    found = in_window(result.tables.get("forwards"), ranks, "start_utc_ns", "end_utc_ns")
-    if found is None:
-        return pl.DataFrame(schema=schema)
-    return found.filter("whole").select(pl.col(name).cast(kind) for name, kind in schema.items())
-
-
-def in_window(table: pl.DataFrame | None, ranks: pl.DataFrame, *moments: str) -> pl.DataFrame | None:
-    """Rows of ``ranks`` whose ``moments`` lie in the rank's window."""
-    if table is None or table.is_empty():
-        return None
-    low = pl.col("window_start_utc_ns")
-    windows = ranks.select("rank", low.alias("_low"), (low + pl.col("window_ns")).alias("_high"))
-    inside = [pl.col(moment).is_between("_low", "_high") for moment in moments]
-    return table.join(windows, on="rank").filter(*inside).drop("_low", "_high")
 
 
 def _whole(name: str, prefix: str) -> pl.Expr:

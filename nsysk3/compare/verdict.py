@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from nsysk3.compare.model import Comparison, Delta, Layout, Row, RunSide, Unit
+from nsysk3.compare.model import Comparison, Delta, Layout, Row, RunSide, Scope, Unit
 from nsysk3.compare.samples import RunSamples
 
 _MOSTLY = 0.5
+_MUCH = 0.2
+_HARDLY_ANY = 0.01
+_NEARLY_ALL = 0.6
 _TOLD = ("allreduce_count", "allreduce_total_ns", "allreduce_p50_ns", "overlap_ratio")
 
 
@@ -111,9 +114,9 @@ def _layout_limits(comparison: Comparison) -> Iterator[str]:
         total = _of_last(comparison, "p2p_total_ns")
         waits = [_of_last(comparison, f"wait_{side}_ns") for side in ("upstream", "downstream")]
         known = [wait for wait in waits if wait is not None]
-        share = f"{sum(known) / total:.0%}" if total and len(known) == 2 else "part"
-        if total is None or total:
-            yield f"{share} of the Send/Recv time of {last.label} is Stage wait, so it does not measure the network"
+        share = sum(known) / total if total and len(known) == 2 else None
+        if share is not None and share > _MUCH:
+            yield f"{share:.0%} of the Send/Recv time of {last.label} is Stage wait, so it does not measure the network"
 
 
 def _of_last(comparison: Comparison, metric: str) -> float | None:
@@ -139,13 +142,15 @@ def _left_out(side: RunSide) -> list[str]:
     return [f"not in medians: {'; '.join(side.left_out[:3])}{more}"]
 
 
-def row_note(metric: str, runs: Sequence[RunSamples], names: Sequence[str]) -> str | None:
+def row_note(metric: str, scope: Scope, runs: Sequence[RunSamples], names: Sequence[str]) -> str | None:
     """What stands behind a number that is easily misread."""
-    if metric != "overlap_ratio":
-        return None
     found = []
     for name, run in zip(names, runs, strict=True):
-        waiting = run.share_of("overlap_wait_ns", "overlap_ns")
+        held = run.held if metric.startswith("allreduce_") and scope != "window" else None
+        if held is not None and held < _NEARLY_ALL:
+            found.append(f"whole forwards hold only {held:.0%} of the AllReduce calls of {name}")
+        some = metric == "overlap_ratio" and (run.share_of("overlap_ns", "comm_ns") or 0) > _HARDLY_ANY
+        waiting = run.share_of("overlap_wait_ns", "overlap_ns") if some else None
         if waiting is not None and waiting > _MOSTLY:
             found.append(f"{waiting:.0%} of the overlap of {name} is waiting beside compute and hides no transfer")
     return "; ".join(found) or None

@@ -16,10 +16,14 @@ ACTIVITY = "CUDA_PROFILER"
 LIMIT_S = 10.0
 
 
-def captures(manager: Any) -> bool:
-    """Whether this profiler manager has a cudaProfilerApi capture open (the second manager keeps no such list)."""
-    activities = getattr(manager, "profiler_activities", None)
-    return activities is None or (ACTIVITY in activities and bool(getattr(manager, "profile_in_progress", True)))
+def capturing(manager: Any) -> bool:
+    """Whether this profiler manager has a cudaProfilerApi capture open.
+
+    SGLang's second manager keeps no such state: it is asked to stop only when there is something to stop.
+    """
+    if not hasattr(manager, "profiler_activities"):
+        return True
+    return bool(manager.profile_in_progress) and ACTIVITY in (manager.profiler_activities or ())
 
 
 def settle(manager: Any) -> None:
@@ -68,20 +72,15 @@ def stop_in_order(facts: Facts | None, manager: Any, original: Callable[[], Any]
 
     SGLang lets the node's first GPU process end it, for all: the later stages lose what they still run.  No stage can
     wait for a later one there (it would wait for micro-batches that it has not sent), but what the last stage of a
-    node has finished, all stages before it have too.
+    node has finished, all stages before it have too.  Nsight takes the end from any process of its session, and counts:
+    as many ends as starts.
     """
-    alone = facts is None or facts.stages_a_node == 1
-    if not captures(manager):
-        return original()
-    if alone or not hasattr(manager, "profiler_activities"):
+    if facts is None or facts.in_last_stage_of_node:
         quietly(settle, manager)
+    if facts is None or facts.stages_a_node == 1 or facts.each_captures or not hasattr(manager, "profiler_activities"):
         return original()
-    assert facts is not None
-    if not facts.in_last_stage_of_node:
-        with without_stop(manager):
-            return original()
-    quietly(settle, manager)
-    result = original()
-    if facts.first_of_stage_on_node:
+    with without_stop(manager):
+        result = original()
+    if facts.in_last_stage_of_node and facts.first_of_stage_on_node:
         quietly(stop_capture)
     return result

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib
 import sys
+from types import MethodType
+from typing import Any
 
 from nsysk3 import __version__
 from nsysk3.plugin.hooks import Hooks
 from nsysk3.plugin.ranges import logger
 from nsysk3.plugin.rank import read_facts, sglang_version
-from nsysk3.plugin.targets import HOOK_REGISTRY, SCHEDULER, TARGETS
+from nsysk3.plugin.targets import HOOK_REGISTRY, SCHEDULER, TARGETS, Target
 
 
 def register_hooks() -> None:
@@ -30,10 +32,32 @@ def _register() -> None:
     import torch
 
     registry = importlib.import_module(HOOK_REGISTRY)
-    names = ",".join(target.marker for target in TARGETS)
-    proof = f"nsysk3={__version__} sglang={sglang_version()} markers={names}"
-    hooks = Hooks(torch.cuda.nvtx, read_facts, proof, torch.compiler.is_compiling)
+    hooks = Hooks(torch.cuda.nvtx, read_facts, lambda: proof(hooks), torch.compiler.is_compiling)
     kinds = {"before": registry.HookType.BEFORE, "after": registry.HookType.AFTER, "around": registry.HookType.AROUND}
     for target in TARGETS:
         registry.HookRegistry.register(target.path, getattr(hooks, target.hook), kinds[target.kind])
-    logger.info("nsysk3 %s puts markers into traces of this process", __version__)
+
+
+def proof(hooks: Hooks) -> str:
+    """What the rank mark says of the plugin: versions, and the markers whose hooks SGLang really runs.
+
+    SGLang only logs a hook that it could not apply.
+    """
+    applied = {target: _carries(_hooked(target), getattr(hooks, target.hook)) for target in TARGETS}
+    missing = {target.marker for target, there in applied.items() if not there}
+    there = dict.fromkeys(target.marker for target in TARGETS if target.marker not in missing)
+    return f"nsysk3={__version__} sglang={sglang_version()} markers={','.join(there)}"
+
+
+def _hooked(target: Target) -> Any:
+    return getattr(getattr(sys.modules.get(target.module), target.owner, None), target.function, None)
+
+
+def _carries(function: Any, hook: Any) -> bool:
+    """Whether SGLang's wrapper of ``hook``, or another plugin's wrapper of that, is what is called."""
+    while function is not None:
+        cells = [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
+        if any(isinstance(each, MethodType) and each == hook for each in cells):
+            return True
+        function = getattr(function, "__wrapped__", None)
+    return False

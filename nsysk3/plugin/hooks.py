@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from nsysk3.plugin.capture import stop_in_order
+from nsysk3.plugin.capture import capturing, stop_in_order
 from nsysk3.plugin.layers import Wrapped, wrap_layers
-from nsysk3.plugin.ranges import Nvtx, Ranges
+from nsysk3.plugin.ranges import Nvtx, Ranges, logger
 from nsysk3.plugin.rank import Facts
 
 Args = tuple[Any, ...]
@@ -25,30 +25,48 @@ class Hooks:
         self,
         nvtx: Nvtx,
         facts: Callable[[], Facts],
-        proof: str,
+        proof: Callable[[], str],
         is_compiling: Callable[[], bool] = lambda: False,
     ) -> None:
         self.ranges = Ranges(nvtx)
         self._read_facts = facts
         self._facts: Facts | None = None
-        self._proof = proof
+        self._read_proof = proof
+        self._proof = ""
         self._is_compiling = is_compiling
         self._model: Any = None
         self._wrapped = Wrapped()
-        self._forward = ""  # the text of the open forward range, if any
+        self._next_forward: str | None = None  # the forward whose range is not open yet
+        self._in_forward = False
         self._micro_batch: int | None = None
+        self._capturing = False
         self._window: Any = None
 
     def run_batch(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Around Scheduler.run_batch: the forward's range, with the rank mark in it."""
-        text = self.ranges.quietly(self._forward_text, args, kwargs)
-        opened = text is not None and self._open(text)
+        """Around Scheduler.run_batch: names the forward, whose range ``profile_step`` opens, and closes it."""
+        self._next_forward = self.ranges.quietly(self._forward_text, args, kwargs)
         try:
             return original(*args, **kwargs)
         finally:
-            if opened:
-                self._forward = ""
+            self._next_forward = None
+            if self._in_forward:
+                self._in_forward = False
                 self.ranges.pop()
+
+    def profile_step(self, result: Any, *args: Any, **kwargs: Any) -> None:
+        """After SGLang's profiler has decided, in run_batch, whether to start or stop before this forward.
+
+        Only here is the forward inside the capture exactly when its range is.
+        """
+        text, self._next_forward = self._next_forward, None
+        if text is None or self._in_forward:
+            return
+        # Other ranks can be told to start before the first GPU's process has opened the capture, and marks of that
+        # time are lost: the window opens, and the rank is named, with the forward.
+        if self._capturing and self._window is None:
+            self._window = self.ranges.start("nsysk3.prefill_window")
+        self._in_forward = self.ranges.push(text)
+        self.ranges.quietly(self._mark_rank)
 
     def launch_batch(self, *args: Any, **kwargs: Any) -> None:
         """Before SchedulerPPMixin._pp_launch_batch: which micro-batch slot the next forward fills."""
@@ -63,53 +81,30 @@ class Hooks:
         return self.ranges.around(self._receive_text, original, args, kwargs)
 
     def start_profile(self, result: Any, *args: Any, **kwargs: Any) -> None:
-        """After the capture was opened.  Marks and ranges from before it are lost: say them again."""
-        self.ranges.quietly(self._opened)
+        """After the capture was opened: its window starts with the next forward."""
+        self._capturing = True
+        self.ranges.quietly(self._mark_rank)
 
     def stop_profile(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Around the capture's end: let the GPUs finish first, and leave no range half open.
-
-        SGLang stops a capture of so many steps at the start of the forward after them, which is not in the window.
-        """
-        forward = self._forward
-        if forward:
-            self.ranges.pop()
+        """Around the capture's end: close the window and let the GPUs finish first."""
+        if not self.ranges.quietly(capturing, args[0]):  # SGLang asks again at every forward after the last step
+            return original(*args, **kwargs)
+        self._capturing = False
         self.ranges.end(self._window)
         self._window = None
         facts = self.ranges.quietly(self._known)
-        try:
-            return stop_in_order(facts, args[0], lambda: original(*args, **kwargs), self.ranges.quietly)
-        finally:
-            if forward and not self.ranges.push(forward):
-                self._forward = ""
-
-    def _open(self, text: str) -> bool:
-        opened = self.ranges.push(text)
-        self._forward = text if opened else ""
-        self.ranges.mark(self._rank_text())
-        return opened
-
-    def _opened(self) -> None:
-        # A start comes with a request or inside run_batch, whose range Nsight has then not seen begin.
-        if self._forward:
-            self.ranges.pop()
-        self.ranges.end(self._window)
-        self._window = self.ranges.start("nsysk3.prefill_window")
-        self.ranges.mark(self._rank_text())
-        if self._forward and not self.ranges.push(self._forward):
-            self._forward = ""
+        return stop_in_order(facts, args[0], lambda: original(*args, **kwargs), self.ranges.quietly)
 
     def _forward_text(self, args: Args, kwargs: Kwargs) -> str:
         scheduler, batch = args[0], _argument(args, kwargs, 1, "batch")
         self.ranges.quietly(self._wrap, scheduler)
-        stage, slot = self._known().pp, self._micro_batch
+        facts, slot = self.ranges.quietly(self._known), self._micro_batch
         mode = batch.forward_mode
         requests = len(batch.reqs)
         tokens = batch.extend_num_tokens if mode.is_extend() else requests
         said = f"nsysk3.forward {scheduler.forward_ct + 1}"
-        if slot is not None:
-            said += f" mb={slot}"
-        return f"{said} stage={stage} mode={mode.name.lower()} reqs={requests} tokens={tokens}"
+        said += _slot(slot) + (f" stage={facts.pp}" if facts else "")
+        return f"{said} mode={mode.name.lower()} reqs={requests} tokens={tokens}"
 
     def _wrap(self, scheduler: Any) -> None:
         model = scheduler.tp_worker.model_runner.model
@@ -122,9 +117,12 @@ class Hooks:
             self._facts = self._read_facts()
         return self._facts
 
-    def _rank_text(self) -> str:
-        facts = self.ranges.quietly(self._known) or Facts()
-        return facts.text(f"{self._proof} layers={self._wrapped.text}")
+    def _mark_rank(self) -> None:
+        facts = self._known()  # no mark rather than one that gives every rank the same name
+        if not self._proof:
+            self._proof = self.ranges.quietly(self._read_proof) or "markers=unknown"
+            logger.info("%s", facts.text(self._proof))
+        self.ranges.mark(facts.text(f"{self._proof} layers={self._wrapped.text}"))
 
     def _send_text(self, args: Args, kwargs: Kwargs) -> str:
         scheduler = args[0]

@@ -25,16 +25,13 @@ class Facts:
     nnodes: int = 1
     tp_ranks: tuple[int, ...] = ()
     pp_ranks: tuple[int, ...] = ()
+    # Every process sees one GPU, its own first: each then opens and closes the capture.
+    each_captures: bool = False
 
     @property
     def stages_a_node(self) -> int:
         """SGLang's own split: consecutive stages share a node, or a stage spans nodes."""
         return max(self.pp_size // self.nnodes, 1)
-
-    @property
-    def in_first_stage_of_node(self) -> bool:
-        """In the stage whose first GPU opens and closes the capture in SGLang itself."""
-        return self.pp % self.stages_a_node == 0
 
     @property
     def in_last_stage_of_node(self) -> bool:
@@ -75,17 +72,23 @@ def read_facts() -> Facts:
     return Facts(
         world=distributed.get_rank() if started else 0,
         world_size=distributed.get_world_size() if started else 1,
-        pp=parallel.pp_rank,
-        pp_size=parallel.pp_size,
-        tp=parallel.tp_rank,
-        tp_size=parallel.tp_size,
-        ep=_or(lambda: parallel.moe_ep_rank, 0),
-        ep_size=_or(lambda: parallel.moe_ep_size, 1),
+        pp=int(parallel.pp_rank),
+        pp_size=max(int(parallel.pp_size), 1),
+        tp=int(parallel.tp_rank),
+        tp_size=max(int(parallel.tp_size), 1),
+        ep=int(_or(lambda: parallel.moe_ep_rank, 0)),
+        ep_size=int(_or(lambda: parallel.moe_ep_size, 1)),
         device=torch.cuda.current_device(),
-        nnodes=_or(lambda: parallel.nnodes, 1),
+        nnodes=max(int(_or(lambda: parallel.nnodes, 1)), 1),
         tp_ranks=tuple(_or(lambda: groups.get_tp_group().ranks, ())),
         pp_ranks=tuple(_or(lambda: groups.get_pp_group().ranks, ())),
+        each_captures=_or(_one_gpu_a_process, False),
     )
+
+
+def _one_gpu_a_process() -> bool:
+    environment = importlib.import_module("sglang.srt.environ").envs
+    return bool(environment.SGLANG_ONE_VISIBLE_DEVICE_PER_PROCESS.get())
 
 
 def sglang_version() -> str:

@@ -55,30 +55,33 @@ class Names:
 TARGETS = (
     Target(
         "forward", "run_batch", "around", SCHEDULER, "Scheduler", "run_batch",
-        ("self", "batch"), ("forward_ct", "tp_worker", "extend_num_tokens", "forward_mode", "reqs"),
+        ("self", "batch"),
+        ("forward_ct", "tp_worker", "extend_num_tokens", "forward_mode", "reqs", "_profile_batch_predicate"),
     ),
+    Target("forward", "profile_step", "after", _PROFILER, "SchedulerProfilerManager", "_profile_batch_predicate"),
     Target("mb", "launch_batch", "before", _PP_MIXIN, "SchedulerPPMixin", "_pp_launch_batch", ("self", "mb_id")),
     Target(
-        "pp.send", "send", "around", _PP_MIXIN, "SchedulerPPMixin", "_pp_send_dict_to_next_stage",
+        "send", "send", "around", _PP_MIXIN, "SchedulerPPMixin", "_pp_send_dict_to_next_stage",
         ("self", "tensor_dict", "async_send", "msg_type"), ("proxy", "output"),
     ),
     Target(
-        "pp.recv", "receive", "around", _PP_MIXIN, "SchedulerPPMixin", "_pp_recv_typed_dict",
+        "recv", "receive", "around", _PP_MIXIN, "SchedulerPPMixin", "_pp_recv_typed_dict",
         ("self", "expected_kind"), ("proxy", "output", "mbs", "cur_batch_for_debug"),
     ),
-    Target("start", "start_profile", "after", _PROFILER, "SchedulerProfilerManager", "_start_profile"),
+    Target("window", "start_profile", "after", _PROFILER, "SchedulerProfilerManager", "_start_profile"),
     Target(
         "stop", "stop_profile", "around", _PROFILER, "SchedulerProfilerManager", "_stop_profile", ("self",),
         ("profile_in_progress", "profiler_activities", "CUDA_PROFILER", "cudaProfilerStop", "dp_tp_cpu_group"),
     ),
-    Target("start2", "start_profile", "after", _PROFILER_V2, "ProfileManager", "_do_start"),
-    Target("stop2", "stop_profile", "around", _PROFILER_V2, "ProfileManager", "_do_stop", ("self",), ("cpu_group",)),
+    Target("window", "start_profile", "after", _PROFILER_V2, "ProfileManager", "_do_start"),
+    Target("stop", "stop_profile", "around", _PROFILER_V2, "ProfileManager", "_do_stop", ("self",), ("cpu_group",)),
 )  # fmt: skip
 
 USED_NAMES = (
     Names(HOOK_REGISTRY, ("HookRegistry", "register", "HookType", "BEFORE", "AFTER", "AROUND")),
     Names("sglang.srt.plugins", ("load_plugins", "sglang.srt.plugins")),
     Names(SCHEDULER, ("load_plugins", "run_scheduler_process")),
+    Names("sglang.srt.environ", ("envs", "SGLANG_ONE_VISIBLE_DEVICE_PER_PROCESS")),
     Names("sglang.srt.managers.tp_worker", ("model_runner",)),
     Names("sglang.srt.runtime_context", ("get_parallel", "tp_rank", "pp_rank", "moe_ep_rank")),
     Names("sglang.srt.distributed.parallel_state", ("get_tp_group", "get_pp_group", "ranks")),

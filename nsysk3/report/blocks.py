@@ -173,7 +173,7 @@ def _cell(
     if value is None:
         if column.kind == "optional":
             return Cell("", "")
-        reason = texts.said(reasons.get(column.key, texts("ui.no_reason")))[0]
+        reason = texts.said(clean(reasons.get(column.key, texts("ui.no_reason"))))[0]
         if reason not in notes:
             notes.append(reason)
         return Cell(texts("ui.not_measured"), "", reason, notes.index(reason) + 1)

@@ -126,7 +126,7 @@ def caption(comparison: Comparison, group: Group, rows: Sequence[Row]) -> str | 
 
 def scope(row: Row) -> str:
     """What a row is per, nothing for the window as a whole."""
-    return "" if row.scope == "window" else f", {SCOPE_LABELS[row.scope]}"
+    return {"window": "", "forward": " / forward", "1k_tokens": " / 1k tokens"}[row.scope]
 
 
 def number(value: float | None, unit: Unit) -> str:

@@ -35,6 +35,8 @@ from nsysk3.result import Result
 SECTIONS = (
     verdict, summary, budget, pipeline, collectives, layers, kernels, timeline, evidence, definitions,
 )  # fmt: skip
+# The longest text there is: a comparison's verdict.
+_LONGEST = 4000
 _SCRIPTS = ("page.js", "tables.js", "figures.js", "timeline.js")
 
 
@@ -53,9 +55,7 @@ def render_report(result: Result, lang: str = "en") -> str:
 def render_comparison(comparison: Comparison, results: Sequence[Result], lang: str = "en") -> str:
     """The page of a comparison; ``results`` are the runs' results, base first."""
     texts = catalogue(lang)
-    runs = [
-        (clean(label, 40), View(result, texts)) for label, result in zip(comparison.labels, results, strict=True)
-    ]
+    runs = [(clean(label, 40), View(result, texts)) for label, result in zip(comparison.labels, results, strict=True)]
     sections = [
         compare.verdict(comparison, texts), compare.headline(comparison, texts), compare.comparable(comparison, texts),
         compare_runs.budgets(runs, texts), compare.changes(comparison, texts), compare.apart(comparison, texts),
@@ -108,10 +108,16 @@ def _asset(name: str) -> str:
     return files("nsysk3.report").joinpath("assets", name).read_text("utf-8")
 
 
+def _harmless(value: object) -> object:
+    """Whatever a template prints is visible text of bearable length; only our own markup passes as it is."""
+    return clean(value, _LONGEST) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
 @cache
 def _environment() -> Environment:
     environment = Environment(
-        loader=PackageLoader("nsysk3.report", "templates"), autoescape=True, undefined=StrictUndefined,
+        finalize=_harmless, loader=PackageLoader("nsysk3.report", "templates"), autoescape=True,
+        undefined=StrictUndefined,
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
     environment.tests |= {

@@ -23,7 +23,9 @@ def print_layers(result: Result, out: Console) -> None:
         out.print(_table(result))
         found = ", ".join(about.sources)
         share = "-" if about.attributed_share is None else f"{percent(about.attributed_share)} %"
-        out.print(Text(f"layers from {found}; {share} of kernel time has one on the worst rank"))
+        boundary = about.boundary_share or 0
+        other = f" (up to {percent(boundary)} % is pipeline Send/Recv, which belongs to none)" if boundary > 0 else ""
+        out.print(Text(f"layers from {found}; {share} of kernel time has one on the worst rank{other}"))
     for note in result.document.notes:
         if "layer" in note:
             out.print(Text(f"note: {note}"))

@@ -42,7 +42,9 @@ def facts(view: View) -> list[tuple[str, str]]:
     if gpus:
         found.append((texts("run.gpu"), ", ".join(gpus)))
     hosts = sorted({clean(rank.host, 40) for rank in document.ranks if rank.host})
-    found.append((texts("run.hosts"), ", ".join(hosts[:_NAMES]) + (f" + {len(hosts) - _NAMES}" if len(hosts) > _NAMES else "")))
+    found.append(
+        (texts("run.hosts"), ", ".join(hosts[:_NAMES]) + (f" + {len(hosts) - _NAMES}" if len(hosts) > _NAMES else ""))
+    )
     window = document.window
     key = "window" if window.used == window.asked else "window_asked"
     said = {"window": clean(window.used)} if key == "window" else {

@@ -27,6 +27,8 @@ def clean(value: object, length: int = LONGEST) -> str:
     if cut > 0:
         half = length // 2
         text = f"{text[:half]}…[{cut:,}]…{text[-half:]}"
+    if text.isprintable():
+        return text
     text = text.encode("utf-8", "replace").decode("utf-8")
     return "".join(_visible(character) for character in text)
 
@@ -53,7 +55,7 @@ def shown(value: Any, kind: str) -> str:
     if kind == "count":
         return f"{value:,.0f}"
     if kind == "number":
-        return f"{value:,.1f}"
+        return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.1f}"
     if kind == "ratio":
         return f"{value:.2f}"
     if kind == "gbs":

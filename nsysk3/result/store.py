@@ -9,13 +9,16 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import polars as pl
 from pydantic import ValidationError
 
 from nsysk3.errors import InputError, MissingToolError
 from nsysk3.result.model import SCHEMA_VERSION, ResultDocument
+
+if TYPE_CHECKING:
+    from nsysk3.report.figures import Figures
 
 RESULT_NAME = "result.json"
 # Tables small enough for result.json; the others are parquet only.
@@ -49,6 +52,13 @@ class Result:
 
     def __dir__(self) -> list[str]:
         return sorted([*super().__dir__(), *self.tables])
+
+    @property
+    def figures(self) -> Figures:
+        """Plotly figures for notebooks: ``result.figures.time_budget()``."""
+        from nsysk3.report.figures import Figures
+
+        return Figures(self)
 
     def to_json(self) -> str:
         """result.json as text."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,11 +28,12 @@ class NodeClock:
 
     def shown(self, true_ns: Ints) -> Ints:
         """UTC nanoseconds on this node's clock; strictly increasing in true time."""
-        late = self.drift_ppm * 1e-6 * true_ns
+        late: NDArray[np.floating[Any]] = self.drift_ppm * 1e-6 * true_ns
         if self.wander_ns:
             for period, phase in zip(_PERIODS_S, self.phases, strict=True):
                 late = late + self.wander_ns / len(_PERIODS_S) * np.sin(true_ns * (2 * np.pi / (period * 1e9)) + phase)
-        return true_ns + np.rint(late).astype(np.int64) + (EPOCH_NS + self.offset_ns)
+        shown: Ints = true_ns + np.rint(late).astype(np.int64) + (EPOCH_NS + self.offset_ns)
+        return shown
 
 
 def node_clocks(nodes: int, errors: ClockErrors, rng: np.random.Generator) -> list[NodeClock]:

@@ -5,19 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
+from typing import Any, TypeAlias
 
 # Binding Arrow arrays in C is three times as fast as executemany over Python tuples.
 import adbc_driver_manager as adbc
 import adbc_driver_sqlite
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from nsysk3.errors import MissingToolError
 from nsysk3.simulate.schema import create_statements, tables
 
-Column = NDArray[np.int64] | pa.Array
-Constant = int | float | str | None
+Constant: TypeAlias = int | float | str | None
+# Rows of one statement that are written together.
+_AT_ONCE = 32_768
 
 
 class Database:
@@ -27,12 +28,15 @@ class Database:
         self.path = path
         self._tables = tables(version)
         self._prepared: dict[str, adbc.AdbcStatement] = {}
+        self._texts: dict[tuple[object, ...], str] = {}
+        self._gathered: dict[str, list[dict[str, Any]]] = {}
+        self._held: dict[str, int] = {}
         self.rows = 0
         try:
             self._database = adbc.AdbcDatabase(driver=adbc_driver_sqlite._driver_path(), uri=str(path))
             self._connection = adbc.AdbcConnection(self._database)
             # A file that a crash leaves behind is thrown away, so nothing needs to survive one.
-            for pragma in ("journal_mode=off", "synchronous=off", "locking_mode=exclusive", "cache_size=-32000"):
+            for pragma in ("journal_mode=off", "synchronous=off", "locking_mode=exclusive", "cache_size=-8000"):
                 self._execute(f"PRAGMA {pragma}")
             self._connection.set_autocommit(False)
             for statement in create_statements(version):
@@ -44,24 +48,40 @@ class Database:
         """Whether this version has the table, and the column in it."""
         return table in self._tables and (column is None or column in self._tables[table])
 
-    def insert(self, table: str, values: Mapping[str, Column], constants: Mapping[str, Constant] | None = None) -> None:
-        """Append rows: ``values`` by column, ``constants`` the same in each row."""
+    def insert(self, table: str, values: Mapping[str, Any], constants: Mapping[str, Constant] | None = None) -> None:
+        """Append rows: ``values`` (int64 or Arrow arrays) by column, ``constants`` the same in each row.
+
+        Rows are gathered and written some ten thousand at a time: a call costs as much as hundreds of rows.
+        """
         declared = self._tables.get(table)
-        if declared is None:
-            return
-        used = {name: column for name, column in values.items() if name in declared}
+        used = {name: column for name, column in values.items() if name in declared} if declared else {}
         count = len(next(iter(used.values()), ()))
-        if not count:
+        if not count or declared is None:
             return
-        statement = self._statement(table, declared, tuple(used), constants or {})
-        batch = pa.record_batch([pa.array(column) for column in used.values()], names=list(used))
+        text = self._statement(table, declared, tuple(used), constants or {})
+        kept = self._gathered.setdefault(text, [])
+        kept.append(used)
+        self.rows += count
+        self._held[text] = self._held.get(text, 0) + count
+        if self._held[text] >= _AT_ONCE:
+            self._flush(text)
+
+    def _flush(self, text: str) -> None:
+        parts = self._gathered.pop(text)
+        self._held[text] = 0
+        columns = [_joined([part[name] for part in parts]) for name in parts[0]]
+        batch = pa.record_batch(columns, names=list(parts[0]))
         schema, array = batch.__arrow_c_array__()
         try:
+            statement = self._prepared.get(text)
+            if statement is None:
+                statement = self._prepared[text] = adbc.AdbcStatement(self._connection)
+                statement.set_sql_query(text)
+                statement.prepare()
             statement.bind(array, schema)
             statement.execute_update()
         except adbc.Error as error:
             raise MissingToolError(f"{self.path}: cannot be written ({error})") from error
-        self.rows += count
 
     def insert_rows(self, table: str, rows: list[dict[str, Constant]]) -> None:
         """Append a few rows given as dictionaries with the same keys."""
@@ -69,7 +89,9 @@ class Database:
             self.insert(table, {name: pa.array([row[name] for row in rows]) for name in rows[0]})
 
     def close(self) -> None:
-        """Commit and close."""
+        """Write what is left, commit and close."""
+        for text in list(self._gathered):
+            self._flush(text)
         for statement in self._prepared.values():
             statement.close()
         self._prepared.clear()
@@ -87,20 +109,18 @@ class Database:
 
     def _statement(
         self, table: str, declared: Mapping[str, str], bound: tuple[str, ...], constants: Mapping[str, Constant]
-    ) -> adbc.AdbcStatement:
+    ) -> str:
+        key = (table, bound, tuple(constants.items()))
+        known = self._texts.get(key)
+        if known is not None:
+            return known
         fixed = {name: value for name, value in constants.items() if name in declared and name not in bound}
         for name, kind in declared.items():
             if "NOT NULL" in kind and name not in bound and name not in fixed:
                 fixed[name] = "" if kind.startswith("TEXT") else 0
         names = ", ".join([*bound, *fixed])
         marks = ", ".join(["?"] * len(bound) + [_literal(value) for value in fixed.values()])
-        text = f"INSERT INTO {table} ({names}) VALUES ({marks})"
-        statement = self._prepared.get(text)
-        if statement is None:
-            statement = self._prepared[text] = adbc.AdbcStatement(self._connection)
-            statement.set_sql_query(text)
-            statement.prepare()
-        return statement
+        return self._texts.setdefault(key, f"INSERT INTO {table} ({names}) VALUES ({marks})")
 
     def _execute(self, text: str) -> None:
         statement = adbc.AdbcStatement(self._connection)
@@ -109,6 +129,12 @@ class Database:
             statement.execute_update()
         finally:
             statement.close()
+
+
+def _joined(parts: list[Any]) -> pa.Array:
+    if len(parts) == 1:
+        return pa.array(parts[0])
+    return pa.array(np.concatenate(parts)) if isinstance(parts[0], np.ndarray) else pa.concat_arrays(parts)
 
 
 def _literal(value: Constant) -> str:

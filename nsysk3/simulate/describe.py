@@ -21,8 +21,8 @@ def manifest(config: Config, version: str, last_ns: int) -> Manifest:
     hosts = config.hosts()
     size = config.gpus_per_node
     ranks = [
-        RankEntry(world_rank=rank, host=hosts[rank // size], device=rank % size, pp=rank // config.tp, tp=rank % config.tp,
-                  ep=rank % config.tp * config.ep // config.tp)
+        RankEntry(world_rank=rank, host=hosts[rank // size], device=rank % size, pp=rank // config.tp,
+                  tp=rank % config.tp, ep=rank % config.tp * config.ep // config.tp)
         for rank in range(config.world)
     ]  # fmt: skip
     begun = datetime.fromtimestamp(EPOCH_NS / 1e9, UTC)

@@ -58,7 +58,8 @@ def _versions(database: Database, version: str) -> None:
         f"{prefix}OVERWRITE": "true", f"{prefix}LAZY": "true",
     }  # fmt: skip
     if database.has("META_DATA_EXPORT"):
-        pairs |= {"EXPORT_PARAM_TIME_NORMALIZE": "false", "EXPORT_PARAM_TIME_SHIFT": "0", "EXPORT_CONFIG_TIME_SHIFT": "0"}
+        shifts = {"EXPORT_PARAM_TIME_NORMALIZE": "false", "EXPORT_PARAM_TIME_SHIFT": "0"}
+        pairs |= shifts | {"EXPORT_CONFIG_TIME_SHIFT": "0"}
     rows: list[dict[str, Constant]] = [{"name": name, "value": value} for name, value in pairs.items()]
     for table in ("META_DATA_EXPORT", "EXPORT_META_DATA"):
         database.insert_rows(table, rows)
@@ -77,8 +78,9 @@ def _session(node: Node) -> None:
         "ANALYSIS_DETAILS",
         [{"globalVid": VM_ID, "duration": duration, "startTime": uptime, "stopTime": uptime + duration}],
     )
+    host = node.config.hosts()[node.number]
     capture = {
-        "DEVICE_ID": "Local (CLI)", "CAPTURE_EVENT_TYPE": "Cuda", "DEVICE_DISPLAY_NAME": node.config.hosts()[node.number],
+        "DEVICE_ID": "Local (CLI)", "CAPTURE_EVENT_TYPE": "Cuda", "DEVICE_DISPLAY_NAME": host,
         "PROCESS_0:COMMAND": "python3", "PROCESS_0:COLLECT_NVTX_TRACE": str(node.config.nvtx).lower(),
         "PROCESS_0:COLLECT_CUDA_TRACE": "true", "PROCESS_0:CUDA_GRAPH_TRACE_OPTIONS:MODE": "Node",
         "RUN_DURATION_MS": str(duration // 10**6), "TRACE_AFTER_FORK_BEFORE_EXEC": "true",
@@ -113,9 +115,10 @@ def _target(node: Node) -> None:
     database.insert_rows(
         "TARGET_INFO_GPU",
         [
-            {"vmId": VM_ID, "id": last - device, "name": config.machine.gpu_name, "busLocation": f"0000:{16 + device:02x}:00.0",
-             "isDiscrete": 1, "totalMemory": 89_812_303_872, "smCount": 132, "uuid": gpu_uuid(config, node.number, device),
-             "chipName": "simulated", "cuDevice": device, "computeMajor": 12, "computeMinor": 0}
+            {"vmId": VM_ID, "id": last - device, "name": config.machine.gpu_name, "isDiscrete": 1,
+             "busLocation": f"0000:{16 + device:02x}:00.0", "totalMemory": 89_812_303_872, "smCount": 132,
+             "uuid": gpu_uuid(config, node.number, device), "chipName": "simulated", "cuDevice": device,
+             "computeMajor": 12, "computeMinor": 0}
             for device in range(config.gpus_per_node)
         ],
     )  # fmt: skip
@@ -130,7 +133,7 @@ def _target(node: Node) -> None:
     )
     for table in ("TARGET_INFO_CUDA_CONTEXT_INFO", "TARGET_INFO_CUDA_NULL_STREAM"):
         rows: list[dict[str, Constant]] = [
-            {"nullStreamId": 7, "streamId": 7, "hwId": 0, "vmId": 1, "processId": pid, "deviceId": device, "contextId": 1}
+            {"nullStreamId": 7, "streamId": 7, "vmId": 1, "processId": pid, "deviceId": device, "contextId": 1}
             for device, pid in enumerate(pids)
         ]
         database.insert_rows(table, rows)
@@ -192,14 +195,15 @@ def _payload_schemas(node: Node) -> None:
         database.insert_rows(
             "NVTX_PAYLOAD_SCHEMA_ENTRIES",
             [
-                {"domainId": NCCL_DOMAIN, "schemaId": number, "idx": index, "type": kind, "name": name, "offset": offset}
+                {"domainId": NCCL_DOMAIN, "schemaId": number, "idx": index, "type": kind, "name": name, "offset": at}
                 for number, entries in SCHEMAS.values()
-                for index, (name, kind, offset) in enumerate(entries)
+                for index, (name, kind, at) in enumerate(entries)
             ],
         )
         enum = SCHEMAS["ncclAllReduce"][1][2][1]
         database.insert_rows(
-            "NVTX_PAYLOAD_ENUMS", [{"domainId": NCCL_DOMAIN, "schemaId": enum, "numEntries": len(OPERATIONS), "size": 4}]
+            "NVTX_PAYLOAD_ENUMS",
+            [{"domainId": NCCL_DOMAIN, "schemaId": enum, "numEntries": len(OPERATIONS), "size": 4}],
         )
         database.insert_rows(
             "NVTX_PAYLOAD_ENUM_ENTRIES",

@@ -11,12 +11,12 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from nsysk3.simulate.batch import API_NS, Batch
 from nsysk3.simulate.clocks import NodeClock
 from nsysk3.simulate.config import Config
 from nsysk3.simulate.database import Database
 from nsysk3.simulate.layers import ALL_GATHER, ALLREDUCE, COPY, FORWARD_STREAM, P2P, REDUCE_SCATTER
 from nsysk3.simulate.ranges import NCCL_DOMAIN, communicator_id, layer_ranges, payload
-from nsysk3.simulate.schedule import API_NS, Batch
 from nsysk3.simulate.symbols import GRAPH, LAUNCH_CALLS, SYMBOL_KEYS, SYMBOLS
 
 Ints = NDArray[np.int64]
@@ -58,6 +58,16 @@ class Faulty:
     corrupt_share: float = 0.0
 
 
+@dataclass(frozen=True)
+class Written:
+    """What became of a batch, [rank, slot]: recorded or not, correlation ids, times on the node's clock (UTC ns)."""
+
+    kept: Bools
+    correlation: Ints
+    start: Ints
+    end: Ints
+
+
 class Node:
     """Writes the rows of the ranks on one node."""
 
@@ -72,9 +82,9 @@ class Node:
         self.ranks = range(number * config.gpus_per_node, (number + 1) * config.gpus_per_node)
         self._stops = stops
         self._rng = rng
-        self._correlation = np.full(config.gpus_per_node, 100, np.int64) + np.arange(config.gpus_per_node)
-        short, full = ([self.strings(getattr(symbol, part)) for symbol in SYMBOLS.values()] for part in ("short", "full"))
-        self._short, self._full = np.array(short, np.int64), np.array(full, np.int64)
+        self._correlation = 100 + 3 * np.arange(config.gpus_per_node, dtype=np.int64)
+        self._short = np.array([self.strings(symbol.short) for symbol in SYMBOLS.values()], np.int64)
+        self._full = np.array([self.strings(symbol.full) for symbol in SYMBOLS.values()], np.int64)
         self._call = np.array([self.strings(name) for name in LAUNCH_CALLS], np.int64)
         self._call_class = np.array(list(LAUNCH_CALLS.values()), np.int64)
         self._htod, self._memset = SYMBOL_KEYS.index("htod"), SYMBOL_KEYS.index("memset")
@@ -92,30 +102,31 @@ class Node:
             kept &= self._rng.random(kept.shape) >= self.faulty.lost_share
         return kept
 
-    def add(self, batch: Batch, rows: slice, ranks: Ints) -> tuple[Bools, Ints]:
-        """Write a batch's rows of this node's ranks; which kernels were recorded, and their correlation ids."""
+    def add(self, batch: Batch, rows: slice, ranks: Ints) -> Written:
+        """Write a batch's rows of this node's ranks."""
         kept = self.recorded(batch, rows, ranks)
         local = ranks - self.ranks.start
         count = len(batch.slots)
         correlation = self._correlation[local][:, None] + 3 * np.arange(count)
         self._correlation[local] += 3 * count + 5
-        shown = self._in_graph(batch, rows, ranks, kept, correlation)
-        self._gpu_rows(batch, rows, ranks, shown, correlation)
+        start, end = self.clock.shown(batch.start[rows]), self.clock.shown(batch.end[rows])
+        written = Written(self._in_graph(batch, rows, ranks, kept, correlation), correlation, start, end)
+        self._gpu_rows(batch, ranks, written)
         self._launches(batch, rows, ranks, correlation)
         if self.config.nvtx:
             self._nccl_ranges(batch, rows, ranks)
             if batch.body:
                 self._layer_ranges(batch, rows, ranks)
-        return shown, correlation
+        return written
 
     # --- rows
 
-    def _gpu_rows(self, batch: Batch, rows: slice, ranks: Ints, kept: Bools, correlation: Ints) -> None:
-        slots, count = batch.slots, len(batch.slots)
-        row, slot = np.nonzero(kept)
-        order = np.argsort(batch.start[rows][row, slot], kind="stable")
+    def _gpu_rows(self, batch: Batch, ranks: Ints, written: Written) -> None:
+        slots, count, correlation = batch.slots, len(batch.slots), written.correlation
+        row, slot = np.nonzero(written.kept)
+        order = np.argsort(written.start[row, slot], kind="stable")
         row, slot = row[order], slot[order]
-        start, end = self.ts(batch.start[rows][row, slot]), self.ts(batch.end[rows][row, slot])
+        start, end = written.start[row, slot] - self.session_ns, written.end[row, slot] - self.session_ns
         symbol = slots.symbol[slot]
         columns = {
             "start": start, "end": end, "deviceId": ranks[row] - self.ranks.start, "streamId": slots.stream[slot],
@@ -139,8 +150,8 @@ class Node:
 
     def _corrupt(self, columns: dict[str, Any]) -> None:
         """Damage some rows: no start, an end before the start, or a name that is not there."""
-        kind = np.where(self._rng.random(len(columns["start"])) < self.faulty.corrupt_share, self._rng.integers(0, 3), 3)
-        kind = np.where(kind < 3, self._rng.integers(0, 3, len(kind)), 3)
+        count = len(columns["start"])
+        kind = np.where(self._rng.random(count) < self.faulty.corrupt_share, self._rng.integers(0, 3, count), 3)
         columns["end"] = np.where(kind == 1, columns["start"] - 1_000, columns["end"])
         columns["start"] = np.where(kind == 0, 0, columns["start"])
         for name in ("demangledName", "shortName"):
@@ -205,17 +216,18 @@ class Node:
         ranges = layer_ranges(self.config, batch.stage)
         start, end = ranges.times(batch.launch[rows][chosen], API_NS)
         # The scheduler's own range around the whole, from python's nvtx package: a registered string.
-        whole = np.stack([batch.launch[rows][chosen, 0] - 60_000, batch.launch[rows][chosen, -1] + API_NS + 40_000], axis=1)
-        self._registered("scheduler.run_batch", whole[:, 0], whole[:, 1], ranks[chosen], 0, None)
+        launch = batch.launch[rows][chosen]
+        begun, done = launch[:, 0] - 60_000, launch[:, -1] + API_NS + 40_000
+        self._registered("scheduler.run_batch", begun, done, ranks[chosen], 0, None)
         row, number = self._inside(start, end)
         if not len(row):
             return
-        text = pa.DictionaryArray.from_arrays(pa.array(number.astype(np.int32)), pa.array(ranges.texts))
+        text = pa.array(ranges.texts).take(pa.array(number))
         self.database.insert(
             "NVTX_EVENTS",
             {
                 "start": self.ts(start[row, number]), "end": self.ts(end[row, number]),
-                "globalTid": self._global_tid(ranks[chosen][row]), "text": text.cast(pa.string()),
+                "globalTid": self._global_tid(ranks[chosen][row]), "text": text,
             },
             {"eventType": 59, "domainId": 0},
         )  # fmt: skip
@@ -239,8 +251,8 @@ class Node:
             row, number = np.nonzero(~hidden)
             at = launch[row, number]
             sizes = [payload(call, group, int(size)) for size in batch.slots.bytes[slots]]
-            blobs = pa.DictionaryArray.from_arrays(pa.array(number.astype(np.int32)), pa.array(sizes, pa.binary()))
-            self._registered(call, at - 400, at + API_NS + 300, ranks[chosen][row], NCCL_DOMAIN, blobs.cast(pa.binary()))
+            blobs = pa.array(sizes, pa.binary()).take(pa.array(number))
+            self._registered(call, at - 400, at + API_NS + 300, ranks[chosen][row], NCCL_DOMAIN, blobs)
 
     def _group(self, batch: Batch, rows: slice, ranks: Ints, chosen: Ints, slot: int) -> None:
         """ncclGroupStart, the send or receive, and ncclGroupEnd, inside which the kernel is launched."""
@@ -250,20 +262,17 @@ class Node:
         other = batch.peer * self.config.tp + who % self.config.tp
         call = "ncclSend" if batch.sends else "ncclRecv"
         pairs = [sorted((int(a), int(b))) for a, b in zip(who, other, strict=True)]
-        blobs = pa.array(
-            [
-                payload(call, communicator_id(self.config.seed, "pair", *pair), int(batch.slots.bytes[slot]), pair.index(int(b)))
-                for pair, b in zip(pairs, other, strict=True)
-            ],
-            pa.binary(),
-        )  # fmt: skip
+        size = int(batch.slots.bytes[slot])
+        raw = [
+            payload(call, communicator_id(self.config.seed, "pair", *pair), size, pair.index(int(peer)))
+            for pair, peer in zip(pairs, other, strict=True)
+        ]
+        blobs = pa.array(raw, pa.binary())
         self._registered("ncclGroupStart", at - 5_000, at - 4_500, who, NCCL_DOMAIN, None)
         self._registered(call, at - 4_000, at - 2_000, who, NCCL_DOMAIN, blobs)
         self._registered("ncclGroupEnd", at - 1_500, at + API_NS + 300, who, NCCL_DOMAIN, None)
 
-    def _registered(
-        self, name: str, start: Ints, end: Ints, ranks: Ints, domain: int, blobs: pa.Array | None
-    ) -> None:
+    def _registered(self, name: str, start: Ints, end: Ints, ranks: Ints, domain: int, blobs: pa.Array | None) -> None:
         low, high = self.window
         inside = np.flatnonzero((start >= low) & (end <= high))
         values: dict[str, Any] = {
@@ -271,9 +280,7 @@ class Node:
         }  # fmt: skip
         if blobs is not None and self.config.payloads:
             values["binaryData"] = blobs.take(pa.array(inside))
-        self.database.insert(
-            "NVTX_EVENTS", values, {"eventType": 59, "domainId": domain, "textId": self.strings(name)}
-        )
+        self.database.insert("NVTX_EVENTS", values, {"eventType": 59, "domainId": domain, "textId": self.strings(name)})
 
     # --- ids
 

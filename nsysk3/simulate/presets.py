@@ -11,8 +11,6 @@ middle stages wait three to four stage times for their first micro-batch.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from nsysk3.errors import InputError
 from nsysk3.simulate.config import Config, Machine
 
@@ -65,9 +63,3 @@ def preset(name: str) -> Config:
         cut_layers=_CUT_LAYERS.get(depth, 0),
         published=(("input_tps", tps), ("ttft_p50_s", ttft_p50), ("ttft_p95_s", ttft_p95)),
     )
-
-
-def fitted(name: str, **changes: float) -> Config:
-    """A preset with other fitted constants: what a calibration tries."""
-    config = preset(name)
-    return replace(config, machine=replace(config.machine, **changes))

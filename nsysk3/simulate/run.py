@@ -17,20 +17,20 @@ from numpy.typing import NDArray
 
 from nsysk3.errors import InputError, MissingToolError
 from nsysk3.run.manifest import MANIFEST_NAME
+from nsysk3.simulate.batch import Batch
 from nsysk3.simulate.bench import write_bench
 from nsysk3.simulate.clocks import EPOCH_NS, node_clocks
 from nsysk3.simulate.config import Config
 from nsysk3.simulate.describe import manifest, server_log
 from nsysk3.simulate.faults import apply_faults, compute_factors, cut_window, recording_faults
 from nsysk3.simulate.meta import write_meta
-from nsysk3.simulate.node import Node, nodes_of, rank_rows
-from nsysk3.simulate.schedule import Batch, Schedule, last_kept_layer
+from nsysk3.simulate.node import Node, Written, nodes_of, rank_rows
+from nsysk3.simulate.schedule import Schedule, last_kept_layer
 from nsysk3.simulate.schema import version_of
 from nsysk3.simulate.truth import Truth
 
 Progress = Callable[[str], None]
 Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
 
 _NEVER = 2**62
 _AFTER_LAST_NS = 20_000_000
@@ -52,7 +52,7 @@ def simulate(config: Config, out: str | Path, *, force: bool = False, progress: 
     """Write a simulated run to a new directory ``out``.
 
     The directory appears complete or not at all; ``force`` replaces one that an earlier simulation made.  Memory does
-    not grow with the length of the run.  Raises InputError for a configuration that cannot be, or when ``out`` is taken.
+    not grow with the length of the run.  Raises InputError for what cannot be, and when ``out`` is taken.
     """
     target = Path(out)
     if target.exists() and not (force and (target / "truth.json").is_file()):
@@ -112,12 +112,12 @@ def _stream(config: Config, nodes: list[Node], truth: Truth, stops: Ints, progre
     last = 0
     with ExitStack() as stack:
         pools = [stack.enter_context(ThreadPoolExecutor(1)) for _ in nodes]
-        waiting: deque[tuple[Future[tuple[Bools, Ints]], Node, Batch, slice, Ints]] = deque()
+        waiting: deque[tuple[Future[Written], Node, Batch, slice, Ints]] = deque()
 
         def settle(most: int) -> None:
             while len(waiting) > most:
                 done, node, batch, rows, ranks = waiting.popleft()
-                truth.add(node, batch, rows, ranks, *done.result())
+                truth.add(node, batch, rows, ranks, done.result())
 
         for batch in _schedule(config).batches():
             last = max(last, int(batch.end.max()))
@@ -160,5 +160,3 @@ def _describe(config: Config, version: str, folder: Path, nodes: list[Node], tru
         "ranks": truth.ranks(), "config": asdict(config),
     }  # fmt: skip
     (folder / "truth.json").write_text(json.dumps(facts, indent=1) + "\n", "utf-8")
-
-

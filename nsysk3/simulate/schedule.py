@@ -11,22 +11,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
+from nsysk3.simulate.batch import API_NS, LATENCY_NS, Batch, behind_queue, message_batches
 from nsysk3.simulate.config import MIB, Config, layer_split
 from nsysk3.simulate.layers import (
     ALL_GATHER,
     ALLREDUCE,
-    COMPUTE,
     COPY,
     COPY_STREAM,
     GAP_NS,
-    NEXT_STREAM,
     P2P,
-    PREVIOUS_STREAM,
-    PURPOSE,
     REDUCE_SCATTER,
     RESULT_STREAM,
     SCHEDULE_STREAM,
@@ -42,36 +40,10 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 RESULT_BYTES = 8
-# Of one launch call, and from its return to the kernel's start.
-API_NS, LATENCY_NS = 6_500, 3_000
-# Launches that CUDA lets a stream be behind the host.
-_QUEUE = 1_000
 _POSTED_AFTER_NS = 250_000
 _SMALL_TRANSFER_NS = 4_000
 # With the overlap scheduler (PP1) the host launches the next forward this long before the GPU is free.
 _AHEAD_NS = 20_000_000
-
-
-@dataclass
-class Batch:
-    """Kernels of one kind of step: ``slots`` on every rank of a stage, times [rank, slot] in true ns.
-
-    ``wait``: how much of each kernel was spent waiting.  ``instance``: which instance of its communicator each slot is
-    of (the same on all its ranks).  ``peer``: the stage at the other side of a hand-over, which this one ``sends`` or
-    receives.  ``body``: the forward itself, not its boundary.
-    """
-
-    stage: int
-    forward: int
-    slots: Slots
-    start: Ints
-    end: Ints
-    launch: Ints
-    wait: Ints
-    instance: Ints
-    peer: int | None = None
-    sends: bool = False
-    body: bool = False
 
 
 @dataclass
@@ -153,7 +125,7 @@ class Schedule:
         launch = host[:, None] + np.cumsum(slots.host_ns)
         start, end = np.empty_like(spent), np.empty_like(spent)
         base = ready.copy()
-        for number, (first, stop) in enumerate(zip(edges, edges[1:], strict=False)):
+        for number, (first, stop) in enumerate(pairwise(edges)):
             here = slice(first, stop)
             before = np.cumsum(spent[:, here] + GAP_NS, axis=1) - spent[:, here]
             # A kernel runs when the one before it is done and its launch has come through.
@@ -168,7 +140,7 @@ class Schedule:
         begun, done = np.rint(start).astype(np.int64), np.rint(end).astype(np.int64)
         wait = np.zeros_like(begun)
         wait[:, meets] = np.clip(begun[:, meets].max(axis=0) - begun[:, meets], 0, (done - begun)[:, meets])
-        launched = _behind_queue(launch, start, slots.host_ns)
+        launched = behind_queue(launch, start, slots.host_ns)
         state.free = state.forward_end = base
         state.host = launched[:, -1] + API_NS
         return Batch(stage, forward, slots, begun, done, np.rint(launched).astype(np.int64), wait,
@@ -199,8 +171,8 @@ class Schedule:
         start = launch + API_NS + LATENCY_NS
         end = start + np.array([2_400.0, 800.0])
         zeros = np.zeros(start.shape, np.int64)
-        return Batch(stage, forward, slots, *(np.rint(x).astype(np.int64) for x in (start, end, launch)), zeros,
-                     np.full(len(slots), -1, np.int64))  # fmt: skip
+        begun, done, launched = (np.rint(times).astype(np.int64) for times in (start, end, launch))
+        return Batch(stage, forward, slots, begun, done, launched, zeros, np.full(len(slots), -1, np.int64))
 
     # --- between stages
 
@@ -218,14 +190,14 @@ class Schedule:
         send, recv = [], []
         for size in sizes:
             moved = np.maximum(given, taken) + config.machine.latency_ns + size / speed
-            done = moved + self._jitter(config.machine.end_spread_ns), moved + self._jitter(config.machine.end_spread_ns)
+            done = [moved + self._jitter(config.machine.end_spread_ns) for _ in range(2)]
             send.append((given, done[0]))
             recv.append((taken, done[1]))
             given, taken = done[0] + 2_000, done[1] + 2_000
         sender.sending = send[-1][1]
         instance = sender.messages + np.arange(2)
         sender.messages += 2
-        batches = _message(stage - 1, stage, forward, sizes, send, recv, posted, instance, "activation")
+        batches = message_batches(stage - 1, stage, forward, sizes, send, recv, posted, instance, "activation")
         ready = recv[-1][1]
         host = posted + 220_000
         if config.tp > 1:
@@ -296,44 +268,6 @@ _COPIES = columns(
 )
 
 
-def _message(
-    source: int, target: int, forward: int, sizes: tuple[int, int], send: list[tuple[Floats, Floats]],
-    recv: list[tuple[Floats, Floats]], posted: Floats, instance: Ints, purpose: str,
-) -> list[Batch]:  # fmt: skip
-    """Both sides of one hand-over as batches."""
-    (s0, s1), (r0, r1) = (
-        [np.rint(np.stack(side, axis=1)).astype(np.int64) for side in zip(*times, strict=True)] for times in (send, recv)
-    )
-    send_wait = np.clip(r0 - s0, 0, s1 - s0)
-    recv_wait = np.clip(s0 - r0, 0, r1 - r0)
-    slots = [
-        columns([Slot("sendrecv", 0, 0, stream, role=P2P, purpose=purpose, bytes=size) for size in sizes])
-        for stream in (NEXT_STREAM, PREVIOUS_STREAM)
-    ]
-    first_send = s0[:, :1] - (API_NS + LATENCY_NS)
-    send_launch = np.concatenate([first_send, np.minimum(first_send + 60_000, s0[:, 1:] - API_NS - LATENCY_NS)], axis=1)
-    recv_launch = np.rint(posted).astype(np.int64)[:, None] + np.array([0, 60_000])
-    recv_launch[:, 1] = np.minimum(recv_launch[:, 1], r0[:, 1] - API_NS - LATENCY_NS)
-    return [
-        Batch(source, forward, slots[0], s0, s1, send_launch, send_wait, instance, peer=target, sends=True),
-        Batch(target, forward, slots[1], r0, r1, recv_launch, recv_wait, instance, peer=source),
-    ]
-
-
-def _behind_queue(launch: Floats, start: Floats, host_ns: Floats) -> Floats:
-    """Launch times, held back where the stream is so far behind that CUDA makes the host wait."""
-    count = launch.shape[1]
-    if count <= _QUEUE:
-        return launch
-    held = launch.copy()
-    held[:, _QUEUE:] = np.maximum(held[:, _QUEUE:], start[:, :-_QUEUE])
-    pace = np.cumsum(host_ns)
-    return np.maximum.accumulate(held - pace, axis=1) + pace
-
-
 def last_kept_layer(config: Config, stage: int) -> int:
     """The first layer of the last forward whose records are lost, on a stage of a cut capture."""
     return layer_split(config.model.layers, config.pp)[stage].stop - config.cut_layers
-
-
-__all__ = ["ALLREDUCE", "COMPUTE", "PURPOSE", "Batch", "Schedule", "last_kept_layer"]

@@ -10,15 +10,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from nsysk3.simulate.batch import Batch
 from nsysk3.simulate.config import Config
 from nsysk3.simulate.layers import ALL_GATHER, ALLREDUCE, P2P, PURPOSES, REDUCE_SCATTER, ROLES
-from nsysk3.simulate.node import Node
-from nsysk3.simulate.schedule import Batch
+from nsysk3.simulate.node import Node, Written
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
 WAITS = ("none", "collective", "upstream", "downstream")
+# Rows of one row group.
+_AT_ONCE = 131_072
+_SUMS = ("wait_ns", "p2p_ns", "p2p_wait_ns", "gather_ns")
 _COLLECTIVE = (ALLREDUCE, ALL_GATHER, REDUCE_SCATTER)
 _SCHEMA = pa.schema(
     {
@@ -42,13 +45,16 @@ class Truth:
     def __init__(self, path: Path, config: Config) -> None:
         self._writer = pq.ParquetWriter(path, _SCHEMA)
         self._config = config
+        self._gathered: list[pa.RecordBatch] = []
+        self._held = 0
         self.kernels = 0
         self.recorded = 0
         self._reductions: dict[int, list[Ints]] = {}
-        self._sums = {name: np.zeros(config.world, np.int64) for name in ("p2p_ns", "p2p_wait_ns", "gather_ns", "wait_ns")}
+        self._sums = {name: np.zeros(config.world, np.int64) for name in _SUMS}
 
-    def add(self, node: Node, batch: Batch, rows: slice, ranks: Ints, kept: Bools, correlation: Ints) -> None:
+    def add(self, node: Node, batch: Batch, rows: slice, ranks: Ints, written: Written) -> None:
         """A batch's rows of one node."""
+        kept, correlation = written.kept, written.correlation
         slots, shape = batch.slots, kept.shape
         start, end, wait = batch.start[rows], batch.end[rows], batch.wait[rows]
 
@@ -68,10 +74,13 @@ class Truth:
             np.full(start.size, batch.stage, np.int32), np.full(start.size, batch.forward, np.int32),
             wide(slots.layer).astype(np.int32), wide(slots.stream).astype(np.int32), _named(wide(slots.role), ROLES),
             _named(wide(slots.purpose), PURPOSES), wide(slots.bytes), wide(batch.instance), start.ravel(), end.ravel(),
-            node.clock.shown(start.ravel()), node.clock.shown(end.ravel()), wait.ravel(), _named(wide(kind), WAITS),
+            written.start.ravel(), written.end.ravel(), wait.ravel(), _named(wide(kind), WAITS),
             kept.ravel(),
         ]  # fmt: skip
-        self._writer.write_batch(pa.record_batch(columns, schema=_SCHEMA))
+        self._gathered.append(pa.record_batch(columns, schema=_SCHEMA))
+        self._held += start.size
+        if self._held >= _AT_ONCE:
+            self._flush()
         self.kernels += kept.size
         self.recorded += int(kept.sum())
         self._count(batch, ranks, kept, end - start, wait)
@@ -101,8 +110,13 @@ class Truth:
             )  # fmt: skip
         return found
 
+    def _flush(self) -> None:
+        self._writer.write_table(pa.Table.from_batches(self._gathered, _SCHEMA))
+        self._gathered, self._held = [], 0
+
     def close(self) -> None:
         """Finish truth.parquet."""
+        self._flush()
         self._writer.close()
 
 

@@ -168,7 +168,7 @@ class Timeline {
     this.chosen = i;
     if (i < 0) { document.getElementById("tl-said").textContent = ""; this.draw(); return; }
     document.getElementById("tl-said").textContent = this.say(i);
-    if (move) { const room = Math.max(this.data.dur[i] * 2, 50000); this.set(this.start[i] - room, this.end[i] + room); } else this.draw();
+    if (move) { const room = Math.max(this.data.dur[i] * 3, 150000); this.set(this.start[i] - room, this.end[i] + room); } else this.draw();
   }
   step(by) {
     const n = this.start.length;

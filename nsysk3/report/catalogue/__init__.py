@@ -45,13 +45,17 @@ class Catalogue:
             return text, "en"
         for pattern, replacement in self.patterns:
             if (found := pattern.fullmatch(text)) is not None:
-                parts = {name: self.said(part)[0] for name, part in found.groupdict(default="").items()}
-                return replacement.format(**parts), self.lang
-        parts = text.split("; ")
-        if len(parts) > 1:
-            told = [self.said(part) for part in parts]
+                fields = {name: self.said(part)[0] for name, part in found.groupdict(default="").items()}
+                return replacement.format(**fields), self.lang
+        if "; " in text:
+            told = [self.said(part) for part in text.split("; ")]
             if any(lang != "en" for _, lang in told):
                 return "；".join(part for part, _ in told), self.lang
+        elif ", " in text:
+            # A list of names is translated whole or not at all: a comma may be any sentence's.
+            told = [self.said(part) for part in text.split(", ")]
+            if all(lang != "en" for _, lang in told):
+                return "、".join(part for part, _ in told), self.lang
         return text, "en"
 
     def _find(self, key: str) -> str | None:

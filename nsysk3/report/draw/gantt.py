@@ -50,15 +50,16 @@ def gantt(
 
     for tick in ticks(0, high - low, 4 if narrow else 8):
         svg.line(x(low + tick), head, x(low + tick), bottom, "grid")
-        svg.text(x(low + tick), bottom + 15, f"{tick / 1e6:,.10g} ms" if tick else "0", "tick", "middle" if tick else "start")
-    reach = -1.0
-    for name, start in phases:
-        at = x(max(start, low))
+        svg.text(
+            x(low + tick), bottom + 15, f"{tick / 1e6:,.10g} ms" if tick else "0", "tick", "middle" if tick else "start"
+        )
+    edges = [x(max(start, low)) for _, start in phases] + [float(width)]
+    for place, (name, start) in enumerate(phases):
+        at = edges[place]
         if start > low:
             svg.line(at, head - 14, at, bottom, "phase")
-        if at + 4 > reach:
+        if at + 6 + text_width(name) < edges[place + 1]:
             svg.text(at + 4, head - 6, name, "tick strong")
-            reach = at + 8 + text_width(name)
     for row, lane in enumerate(lanes):
         y = head + row * step + 4
         if narrow:

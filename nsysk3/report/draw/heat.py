@@ -12,14 +12,17 @@ STEPS = 8
 
 
 def heat(
-    rows: Sequence[str], columns: Sequence[str], values: Sequence[Sequence[float | None]], tips: Sequence[Sequence[str]],
-    label: str, *, width: int,
+    rows: Sequence[str], columns: Sequence[str], values: Sequence[Sequence[float | None]],
+    tips: Sequence[Sequence[str]], texts: Sequence[Sequence[str]], label: str, *, width: int,
 ) -> Markup:  # fmt: skip
-    """Cells in STEPS shades from 0 to the largest value; a missing value is crossed out, not pale."""
+    """Cells in STEPS shades, each column from 0 to its own largest value; a missing value is crossed out, not pale.
+
+    ``texts`` are written into cells that are wide enough.
+    """
     svg = Svg(width)
     left = min(max((text_width(row) for row in rows), default=0) + 12, width * 0.35)
-    high = max((value for row in values for value in row if value is not None), default=0) or 1
-    cell_w = min((width - left - 4) / max(len(columns), 1), 110)
+    highs = [max((row[place] or 0 for row in values), default=0) or 1 for place in range(len(columns))]
+    cell_w = min((width - left - 4) / max(len(columns), 1), 140)
     cell_h = 18 if len(rows) <= 40 else 9
     head = 20.0
     if any(text_width(column) + 6 > cell_w for column in columns):
@@ -36,13 +39,17 @@ def heat(
     for line, row in enumerate(rows):
         y = head + line * cell_h
         if line % every == 0:
-            svg.text(left - 8, y + cell_h / 2 + 4, fit(row, left), "", "end")
+            svg.text(left - 8, y + cell_h / 2 + 4, fit(row, left - 14), "", "end")
         for place, value in enumerate(values[line]):
             x = left + cell_w * place
-            shade = "heat-none" if value is None else f"heat-{min(int(value / high * STEPS), STEPS - 1)}"
+            shade = "heat-none" if value is None else f"heat-{min(int(value / highs[place] * STEPS), STEPS - 1)}"
             if value == 0:
                 shade = "heat-zero"
             svg.rect(x, y, cell_w - 1.5, cell_h - 1.5, shade, tip=tips[line][place])
+            text = texts[line][place]
+            if cell_h > 12 and value is not None and text_width(text) + 8 < cell_w:
+                strong = value > highs[place] * 5 / STEPS
+                svg.text(x + cell_w - 8, y + cell_h / 2 + 3.5, text, "inside" if strong else "tick ink", "end")
             if value is None:
                 svg.line(x + 2, y + cell_h - 4, x + cell_w - 4, y + 2, "axis")
     return svg.render(head + cell_h * len(rows) + 4, label)

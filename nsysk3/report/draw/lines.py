@@ -105,7 +105,9 @@ def ranges(rows: Sequence[Range], label: str, axis: str, *, width: int) -> Marku
         body.line(x(row.at), y + 8, x(row.to), y + 8, f"range {row.swatch}", tip=row.tip)
         body.circle(x(row.at), y + 8, 4, f"f {row.swatch}", tip=row.tip)
         y += 20
-    unit, name = next(((size, unit) for size, unit in ((1e9, "s"), (1e6, "ms"), (1e3, "µs")) if high >= size), (1, "ns"))
+    unit, name = next(
+        ((size, unit) for size, unit in ((1e9, "s"), (1e6, "ms"), (1e3, "µs")) if high >= size), (1, "ns")
+    )
     for tick in ticks(low / unit, high / unit, 4 if narrow else 7):
         svg.line(x(tick * unit), 2, x(tick * unit), y, "zero" if tick == 0 else "grid")
         svg.text(x(tick * unit), y + 14, f"{tick:,.10g}", "tick", "middle")

@@ -40,7 +40,8 @@ def budget_figure(view: View) -> Figure:
         ranks[row["rank"]][row["bucket"]] = row
     chosen = list(ranks)[:: -(-len(ranks) // BARS)] if ranks else []
     rows += [
-        Bar(view.rank_name(rank), _parts(view, ranks[rank], order), gap=place == 0 and not single) for place, rank in enumerate(chosen)
+        Bar(view.rank_name(rank), _parts(view, ranks[rank], order), gap=place == 0 and not single)
+        for place, rank in enumerate(chosen)
     ]
     notes = [view.texts("fig.budget.note")]
     if len(chosen) < len(ranks):

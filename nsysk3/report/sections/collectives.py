@@ -51,9 +51,7 @@ def _distribution(view: View, op: str) -> Figure:
     if len(groups) > _CURVES:
         notes.append(view.texts("fig.ecdf.note_some", shown=_CURVES, total=len(groups)))
     wide, narrow = (ecdf(curves, alt, view.texts("fig.ecdf.axis"), width=width) for width in (WIDE, NARROW))
-    return Figure(
-        f"ecdf-{op}", title, alt, wide, narrow, collective_table(view, op), tuple(legend), tuple(notes)
-    )
+    return Figure(f"ecdf-{op}", title, alt, wide, narrow, collective_table(view, op), tuple(legend), tuple(notes))
 
 
 def _group_name(view: View, row: dict[str, object]) -> str:
@@ -113,9 +111,7 @@ def skew_figure(view: View) -> Figure | None:
         for row in rows
     ]
     table = make_table(view.texts, "skew", listed, columns, file="stragglers.parquet")
-    return Figure(
-        "skew", view.texts("fig.skew.title"), alt, wide, narrow, table, (), (view.texts("fig.skew.note"),)
-    )
+    return Figure("skew", view.texts("fig.skew.title"), alt, wide, narrow, table, (), (view.texts("fig.skew.note"),))
 
 
 def bandwidth_table(view: View) -> Table:

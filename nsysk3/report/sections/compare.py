@@ -8,14 +8,13 @@ from typing import Any
 from nsysk3.compare.model import Comparability, Comparison, Delta, Row
 from nsysk3.report.blocks import Block, Column, Figure, Prose, Raw, Section, Table, make_table
 from nsysk3.report.catalogue import Catalogue
-from nsysk3.report.compare_terminal import caption, change, grouped, samples, scope, span
+from nsysk3.report.compare_terminal import caption, change, grouped, samples, span
 from nsysk3.report.draw.bars import NARROW, WIDE
 from nsysk3.report.draw.forest import Change, forest
 from nsysk3.report.text import clean, duration, shown
 
 _KINDS = {"ns": "ms3", "share": "share", "count": "number"}
 _LONG_NS = 1e7
-_SWATCHES = {"lower": "lower", "higher": "higher"}
 
 
 def make_section(texts: Catalogue, identity: str, *blocks: Block | None) -> Section:
@@ -28,7 +27,7 @@ def make_section(texts: Catalogue, identity: str, *blocks: Block | None) -> Sect
 
 def verdict(comparison: Comparison, texts: Catalogue) -> Section:
     """The comparison's own two sentences."""
-    said = [texts.said(clean(sentence, 3000))[0] for sentence in comparison.verdict]
+    said = [texts.said(clean(sentence, 3000))[0].replace(" -> ", " → ") for sentence in comparison.verdict]
     return make_section(texts, "verdict", Raw("verdict", {"sentences": said, "long": True}))
 
 
@@ -36,7 +35,9 @@ def headline(comparison: Comparison, texts: Catalogue) -> Section:
     """The user's own table, and the time of the same work."""
     found = dict(grouped(comparison))
     return make_section(
-        texts, "headline", *(_group(comparison, texts, group, found[group]) for group in ("headline", "forward") if group in found)
+        texts,
+        "headline",
+        *(_group(comparison, texts, group, found[group]) for group in ("headline", "forward") if group in found),
     )
 
 
@@ -44,10 +45,14 @@ def comparable(comparison: Comparison, texts: Catalogue) -> Section:
     """Each pair: the summary in words, and every fact with its state."""
     blocks: list[Block] = []
     for pair in comparison.comparability:
-        said = tuple(texts.said(clean(line, 1000)) for line in pair.summary)
+        said = tuple(_arrows(*texts.said(clean(line, 1000))) for line in pair.summary)
         blocks.append(Prose(said, f"{clean(pair.base)} → {clean(pair.other)}"))
         blocks.append(_facts(pair, texts))
     return make_section(texts, "comparable", *blocks)
+
+
+def _arrows(text: str, lang: str) -> tuple[str, str]:
+    return text.replace(" -> ", " → "), lang
 
 
 def _facts(pair: Comparability, texts: Catalogue) -> Raw:
@@ -68,7 +73,9 @@ def _facts(pair: Comparability, texts: Catalogue) -> Raw:
     )  # fmt: skip
     no = texts("why.no_fact")
     caption_text = f"{texts('tab.facts')}: {clean(pair.base)} → {clean(pair.other)}"
-    table = make_table(texts, f"facts-{pair.other}", rows, columns, reasons={"base": no, "other": no}, caption=caption_text)
+    table = make_table(
+        texts, f"facts-{pair.other}", rows, columns, reasons={"base": no, "other": no}, caption=caption_text
+    )
     return Raw("details", {"summary": caption_text, "table": table})
 
 
@@ -116,7 +123,7 @@ def _group(comparison: Comparison, texts: Catalogue, group: str, rows: Sequence[
 
 def _row(texts: Catalogue, row: Row) -> dict[str, Any]:
     cells: dict[str, Any] = {
-        "metric": row.metric, "scope": texts(f"scope.{row.scope}"), "term_of": _term(row.metric),
+        "metric": _label_key(row), "scope": texts(f"scope.{row.scope}"), "term_of": _term(row.metric),
         "kind_of": _kind(row), "muted": row.group == "apart", "reason_of": {},
     }  # fmt: skip
     for i, value in enumerate(row.values):
@@ -155,30 +162,57 @@ def _forest(comparison: Comparison, texts: Catalogue) -> Figure | None:
     for i, other in enumerate(comparison.others):
         for metric in dict.fromkeys(row.metric for row in comparison.rows if row.group != "apart"):
             row = comparison.row(metric)
-            if row is None or row.deltas[i].change_share is None or not row.deltas[i].like_for_like:
+            # Shares change in points, which have no place on an axis of relative change.
+            if (
+                row is None
+                or row.unit == "share"
+                or row.deltas[i].change_share is None
+                or not row.deltas[i].like_for_like
+            ):
                 continue
-            drawn.append(_change(texts, row, row.deltas[i], clean(other.label, 40) if len(comparison.others) > 1 else ""))
+            drawn.append(
+                _change(texts, row, row.deltas[i], clean(other.label, 40) if len(comparison.others) > 1 else "")
+            )
             listed.append(row)
     if not drawn:
         return None
     alt = texts("fig.forest.alt")
     wide, narrow = (forest(drawn, alt, width=width) for width in (WIDE, NARROW))
-    table = _group(comparison, texts, "all", list(dict((row.metric, row) for row in listed).values()))
+    table = _group(comparison, texts, "all", list({row.metric: row for row in listed}.values()))
     title = texts("fig.forest.title", base=clean(comparison.base.label, 40))
     return Figure("forest", title, alt, wide, narrow, table, (), (texts("fig.forest.note"),))
 
 
 def _change(texts: Catalogue, row: Row, delta: Delta, head: str) -> Change:
-    label = texts.get(f"col.{row.metric}", row.label) + ("" if row.scope == "window" else f", {texts(f'scope.{row.scope}')}")
+    label = texts.get(f"col.{_label_key(row)}", row.label) + (
+        "" if row.scope == "window" else f", {texts(f'scope.{row.scope}')}"
+    )
     values = " → ".join(texts("ui.not_measured") if v.value is None else _text(row, v.value) for v in row.values)
     tip = f"{label}: {values} · {change(delta, row.unit)} · {span(delta, row.unit)} · {texts.said(delta.verdict)[0]}"
     share = delta.change_share or 0.0
-    text = f"×{share + 1:,.1f}" if share >= 9.995 else f"{share:+.1%}"  # noqa: PLR2004
-    return Change(label, share, delta.low_share, delta.high_share, _SWATCHES.get(delta.verdict, "none"), tip, text, head)
+    text = f"×{share + 1:,.1f}" if share >= 9.995 else f"{share:+.1%}"
+    return Change(label, share, delta.low_share, delta.high_share, _swatch(row, delta), tip, text, head)
+
+
+def _swatch(row: Row, delta: Delta) -> str:
+    if delta.verdict not in ("lower", "higher"):
+        return "none"
+    return "neutral" if row.better is None else "good" if row.better == delta.verdict else "bad"
+
+
+def _label_key(row: Row) -> str:
+    """Across runs the window is the wall time of the same work."""
+    return "wall_ns" if row.metric == "window_ns" else row.metric
 
 
 def _text(row: Row, value: float) -> str:
-    return duration(value) if row.unit == "ns" else shown(value, "share") + " %" if row.unit == "share" else shown(value, "number")
+    return (
+        duration(value)
+        if row.unit == "ns"
+        else shown(value, "share") + " %"
+        if row.unit == "share"
+        else shown(value, "number")
+    )
 
 
 def sides(comparison: Comparison, texts: Catalogue) -> Table:

@@ -28,7 +28,8 @@ _CURVES = 6
 
 def budgets(runs: Runs, texts: Catalogue) -> Section:
     """Medians of every run's groups, one bar each on one axis of shares."""
-    rows, seen, listed = [], set(), []
+    rows: list[Bar] = []
+    seen, listed = set(), []
     for label, view in runs:
         groups: dict[str, dict[str, Any]] = defaultdict(dict)
         for row in view.rows("budget_summary"):
@@ -56,8 +57,8 @@ def collectives(runs: Runs, texts: Catalogue) -> Section:
     """The AllReduce durations of every run on one axis."""
     curves, legend, listed = [], [], []
     for number, (label, view) in enumerate(runs[:_CURVES]):
-        table = view.table("collectives")
-        mine = table.filter(pl.col("op") == "allreduce") if table.height else table
+        every = view.table("collectives")
+        mine = every.filter(pl.col("op") == "allreduce") if every.height else every
         listed += [{**row, "run": label} for row in view.rows("collective_summary") if row["op"] == "allreduce"]
         if mine.is_empty():
             legend.append(Legend(f"c{number}", f"{label}: {texts('section.collectives.absent')}"))
@@ -67,14 +68,17 @@ def collectives(runs: Runs, texts: Catalogue) -> Section:
             if values:
                 tip = f"{label} · {texts(f'col.{column}')} · {count(mine.height)}"
                 curves.append(Curve(values, f"c{number}", tip, dash))
-        legend += [Legend(f"c{number}", f"{label} · {texts('col.duration_ns')}"), Legend(f"c{number}", texts("col.transfer_ns"), dash=True)]
+        legend += [
+            Legend(f"c{number}", f"{label} · {texts('col.duration_ns')}"),
+            Legend(f"c{number}", texts("col.transfer_ns"), dash=True),
+        ]
     if not curves:
         return make_section(texts, "collectives", Prose(((texts("section.collectives.absent"), texts.lang),)))
     alt = texts("fig.ecdf.alt")
     wide, narrow = (ecdf(curves, alt, texts("fig.ecdf.axis"), width=width) for width in (WIDE, NARROW))
     columns = (
-        Column("run", "text"), Column("communicator", "code"), Column("kind", "text", "kinds"), Column("ranks", "count"),
-        Column("instances", "count"), Column("duration_p50_ns", "ms3", "allreduce"), Column("duration_p95_ns", "ms3"),
+        Column("run", "text"), Column("communicator", "code"), Column("kind", "text", "kinds"),
+        Column("ranks", "count"), Column("instances", "count"), Column("duration_p50_ns", "ms3", "allreduce"), Column("duration_p95_ns", "ms3"),
         Column("total_ns", "ms"), Column("wait_ns", "ms", "wait_transfer"),
         Column("transfer_ns", "ms", "wait_transfer"), Column("wait_share", "share", "wait_transfer"),
     )  # fmt: skip
@@ -108,6 +112,9 @@ def evidence(comparison: Comparison, runs: Runs, texts: Catalogue) -> Section:
     """The runs side by side, what limits each, and what a reader of any row should know."""
     notes = tuple(texts.said(clean(note, 1000)) for note in comparison.notes)
     blocks: list[Block | None] = [sides(comparison, texts)]
-    blocks += [Prose(tuple((text, texts.lang) for text in limits(view)), f"{label}: {texts('verdict.limits')}") for label, view in runs]
+    blocks += [
+        Prose(tuple((text, texts.lang) for text in limits(view)), f"{label}: {texts('verdict.limits')}")
+        for label, view in runs
+    ]
     blocks.append(Prose(notes or ((texts("ev.no_notes"), texts.lang),), texts("ev.notes")))
     return make_section(texts, "evidence", *blocks)

@@ -17,7 +17,9 @@ def evidence(view: View) -> Section:
     """Identity, clocks, partners, classes, notes, diagnostics, versions, and the reasons for what is not measured."""
     document, texts = view.document, view.texts
     notes = tuple(texts.said(clean(note)) for note in document.notes[:_NOTES])
-    diagnostics = tuple((clean(f"{report.name}: {line}"), "en") for report in document.reports for line in report.diagnostics)
+    diagnostics = tuple(
+        (clean(f"{report.name}: {line}"), "en") for report in document.reports for line in report.diagnostics
+    )
     edges = _clock_edges(view)
     blocks: list[Block | None] = [
         _identity(view),

@@ -66,5 +66,10 @@ def top_table(view: View) -> Table:
         for row in view.rows("top_kernels")
     ]
     return make_table(
-        view.texts, "top_kernels", rows, columns, file="kernels.parquet", goto=lambda row: place(name=clean(row['name'], TIMELINE_NAME))
+        view.texts,
+        "top_kernels",
+        rows,
+        columns,
+        file="kernels.parquet",
+        goto=lambda row: place(name=clean(row["short_name"], TIMELINE_NAME)),
     )

@@ -7,7 +7,8 @@ from typing import Any
 from nsysk3.report.blocks import Column, Figure, Prose, Section, Table, make_table
 from nsysk3.report.draw.bars import NARROW, WIDE
 from nsysk3.report.draw.heat import heat
-from nsysk3.report.text import duration
+from nsysk3.report.text import duration, shown
+from nsysk3.report.units import percent
 from nsysk3.report.view import View
 
 _CLASSES = (
@@ -20,7 +21,16 @@ def layers(view: View) -> Section:
     rows = view.rows("layer_rows")
     if not rows:
         return view.section("layers", Prose(((view.texts("section.layers.absent"), view.texts.lang),)))
-    return view.section("layers", heat_figure(view, rows))
+    return view.section("layers", heat_figure(view, rows), _unattributed(view))
+
+
+def _unattributed(view: View) -> Table | None:
+    rows = [{**row, "world_rank": view.world.get(row["rank"])} for row in view.rows("unattributed")]
+    columns = (
+        Column("world_rank", "count", "identity"), Column("reason", "said", "attributed"),
+        Column("kernels", "count"), Column("ns", "ms"),
+    )  # fmt: skip
+    return make_table(view.texts, "unattributed", rows, columns, file="unattributed.parquet") if rows else None
 
 
 def heat_figure(view: View, rows: list[dict[str, Any]]) -> Figure:
@@ -37,11 +47,18 @@ def heat_figure(view: View, rows: list[dict[str, Any]]) -> Figure:
         ]
         for name, line in zip(names, values, strict=True)
     ]
-    high = max((value for line in values for value in line if value is not None), default=0)
+    cells = [["" if value is None else shown(value, "ms3") for value in line] for line in values]
     alt = view.texts("fig.layers.alt")
-    wide, narrow = (heat(names, labels, values, tips, alt, width=width) for width in (WIDE, NARROW))
-    note = view.texts("fig.layers.note", max=duration(high))
-    return Figure("layers", view.texts("fig.layers.title"), alt, wide, narrow, layer_table(view, rows), (), (note,))
+    wide, narrow = (heat(names, labels, values, tips, cells, alt, width=width) for width in (WIDE, NARROW))
+    note = view.texts("fig.layers.note", unit="ms")
+    about = view.document.layers
+    share = view.texts("ui.not_measured") if about.attributed_share is None else f"{percent(about.attributed_share)} %"
+    found = view.texts(
+        "fig.layers.found", sources=", ".join(view.texts.said(name)[0] for name in about.sources), share=share
+    )
+    return Figure(
+        "layers", view.texts("fig.layers.title"), alt, wide, narrow, layer_table(view, rows), (), (note, found)
+    )
 
 
 def _name(view: View, row: dict[str, Any]) -> str:

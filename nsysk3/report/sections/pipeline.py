@@ -193,5 +193,3 @@ def forward_table(view: View) -> Table:
         view.texts, "forwards", rows, columns, file="forwards.parquet",
         goto=lambda row: place(rank=row['world_rank'], forward=row['forward']),
     )  # fmt: skip
-
-

@@ -20,6 +20,8 @@ METRICS = (
     ("compute_ns", "ms", "compute"),
     ("comm_ns", "ms", "communication"),
     ("fused_ns", "ms", "fused"),
+    ("moe_share", "share", "moe"),
+    ("attributed_share", "share", "attributed"),
     ("p2p_count", "count", "p2p"),
     ("p2p_total_ns", "ms", "p2p"),
     ("idle_ns", "ms", "idle"),

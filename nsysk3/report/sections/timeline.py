@@ -8,6 +8,7 @@ import json
 from typing import Any
 
 import polars as pl
+from markupsafe import Markup
 
 from nsysk3.report.blocks import Column, Prose, Raw, Section, make_table, place
 from nsysk3.report.text import TIMELINE_NAME, clean
@@ -32,6 +33,7 @@ def timeline(view: View) -> Section:
         "shown": f"{kept.height:,}",
         "total": f"{table.height:,}",
         "some": kept.height < table.height,
+        "drawn": view.texts.said(clean(view.document.layers.timeline)),
     }
     return view.section("timeline", Raw("timeline", data), _longest(view, kept))
 
@@ -46,7 +48,7 @@ def _whole_forwards(table: pl.DataFrame) -> pl.DataFrame:
     return table.filter(pl.col("start_ns") <= last).head(EVENTS)
 
 
-def pack(view: View, table: pl.DataFrame) -> str:
+def pack(view: View, table: pl.DataFrame) -> Markup:
     """Columns as JSON, gzip and base64: starts as steps inside a lane, repeated texts by number."""
     lanes = table.select("rank", "stream").unique(maintain_order=True)
     numbered = table.join(lanes.with_row_index("lane"), on=["rank", "stream"], how="left", maintain_order="left")
@@ -71,7 +73,7 @@ def pack(view: View, table: pl.DataFrame) -> str:
         if column in numbered.columns:
             data[column] = numbered[column].cast(pl.Int64).fill_null(-1).to_list()
     text = json.dumps(data, separators=(",", ":")).encode()
-    return base64.b64encode(gzip.compress(text, 9, mtime=0)).decode()
+    return Markup(base64.b64encode(gzip.compress(text, 9, mtime=0)).decode())
 
 
 def _longest(view: View, table: pl.DataFrame) -> Raw:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from nsysk3.report.blocks import Prose, Raw, Section
-from nsysk3.report.text import duration, shown
+from nsysk3.report.text import clean, duration, shown
 from nsysk3.report.view import View
 
 
 def verdict(view: View) -> Section:
     """Two sentences, the limits of the numbers, and the analysis' findings in words."""
-    said = [(view.texts.said(sentence)) for sentence in view.document.sentences]
+    said = [view.texts.said(clean(sentence)) for sentence in view.document.sentences]
     return view.section(
         "verdict",
         Raw("verdict", {"sentences": verdict_sentences(view), "long": False}),
@@ -24,11 +24,11 @@ def verdict_sentences(view: View) -> list[str]:
     median = document.summary.get("median") or {}
     if not view.stable:
         reasons = {rank.reason for rank in document.ranks if rank.reason}
-        return [texts("verdict.no_stable", reason=texts.said(min(reasons, default=""))[0])]
+        return [texts("verdict.no_stable", reason=texts.said(clean(min(reasons, default="")))[0])]
     window = duration(median.get("window_ns"))
     if median.get("exposed_comm_share") is None:
         reason = document.not_measured.get("exposed_comm_share", texts("ui.no_reason"))
-        return [texts("verdict.opaque", window=window, reason=texts.said(reason)[0])]
+        return [texts("verdict.opaque", window=window, reason=texts.said(clean(reason))[0])]
     return [_communication(view, window), *_second(view)][:2]
 
 
@@ -39,7 +39,7 @@ def _communication(view: View, window: str) -> str:
     exposed = _percent(median["exposed_comm_share"])
     if median.get("exposed_wait_ns") is None:
         reason = view.document.not_measured.get("exposed_wait_ns", texts("ui.no_reason"))
-        return texts("verdict.exposed_unsplit", exposed=exposed, window=window, reason=texts.said(reason)[0])
+        return texts("verdict.exposed_unsplit", exposed=exposed, window=window, reason=texts.said(clean(reason))[0])
     return texts(
         "verdict.exposed", exposed=exposed, window=window, wait=duration(median["exposed_wait_ns"]),
         transfer=duration(median["exposed_transfer_ns"]),

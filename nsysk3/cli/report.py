@@ -1,0 +1,105 @@
+"""``nsysk3 report``."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from nsysk3.cli.progress import status
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from nsysk3.result import Result
+
+PAGE_NAME = "report.html"
+
+
+class Language(StrEnum):
+    """Languages of the page."""
+
+    en = "en"
+    zh = "zh"
+
+
+class Format(StrEnum):
+    """What to write."""
+
+    html = "html"
+    md = "md"
+
+
+def report(
+    paths: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN...", help="A run directory, a directory of results, or traces of one run."),
+    ],
+    out: Annotated[
+        Path | None, typer.Option(help="File to write. Default: report.html beside the results, else here.")
+    ] = None,
+    lang: Annotated[Language, typer.Option(help="Language of the page.")] = Language.en,
+    form: Annotated[Format, typer.Option("--format", help="html, or md: a summary for pull requests.")] = Format.html,
+    window: Annotated[
+        str | None, typer.Option(help="Window of traces that are analysed here, as for analyze. Default: capture.")
+    ] = None,
+    open_page: Annotated[bool, typer.Option("--open", help="Show it in the browser.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+) -> None:
+    """Write the page of one run: one file that opens from disk and loads nothing.
+
+    Results that analyze saved are used as they are; traces are analysed first, and nothing but the page is written.
+    """
+    with status(quiet) as progress:
+        result, folder = _result(paths, window, progress)
+        text = _rendered(result, form, lang)
+    if form is Format.md and out is None:
+        typer.echo(text, nl=False)
+        return
+    target = out or (folder or Path()) / PAGE_NAME
+    _write(target, text)
+    typer.echo(f"report written to {target}", err=True)
+    if open_page:
+        typer.launch(target.absolute().as_uri())
+
+
+def _result(
+    paths: list[Path], window: str | None, progress: Callable[[str], None] | None
+) -> tuple[Result, Path | None]:
+    """Saved results of the window asked for and where they lie, else those of the traces."""
+    from nsysk3.result import Result
+    from nsysk3.result.store import RESULT_NAME
+
+    for folder in (paths[0], paths[0] / "analysis") if len(paths) == 1 else ():
+        if (folder / RESULT_NAME).is_file():
+            saved = Result.load(folder)
+            if window in (None, saved.document.window.asked):
+                return saved, folder
+    from nsysk3.analysis.analyze import analyze
+
+    return analyze(paths, window=window or "capture", progress=progress), None
+
+
+def _rendered(result: Result, form: Format, lang: Language) -> str:
+    if form is Format.md:
+        from nsysk3.report.markdown import render_result
+
+        return render_result(result)
+    from nsysk3.report.html import render_report
+
+    return render_report(result, lang=lang.value)
+
+
+def _write(path: Path, text: str) -> None:
+    """Beside and renamed: a killed command leaves no half file."""
+    from nsysk3.errors import MissingToolError
+
+    beside = path.with_name(f".{path.name}.part")
+    try:
+        beside.write_text(text, "utf-8")
+        beside.replace(path)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        raise MissingToolError(f"{path}: cannot be written ({error.strerror or error})") from error
