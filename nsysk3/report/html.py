@@ -47,7 +47,7 @@ def render_report(result: Result, lang: str = "en") -> str:
     document = result.document
     return render_page(
         "report.html.j2", view.texts("ui.title"), lang, sections, headline=headline(view), facts=facts(view),
-        strips=strips(view), simulated=document.simulated and clean(document.simulated),
+        strips=strips(view), simulated=document.simulated and view.texts.said(clean(document.simulated))[0],
         version=document.nsysk3_version,
     )  # fmt: skip
 
@@ -66,7 +66,7 @@ def render_comparison(comparison: Comparison, results: Sequence[Result], lang: s
     return render_page(
         "report.html.j2", texts("ui.title_comparison"), lang, [section for section in sections if section],
         headline=" → ".join(label for label, _ in runs), facts=comparison_facts(comparison, texts),
-        strips=[strip for _, view in runs for strip in strips(view)][:8], simulated=made and clean(made[0]),
+        strips=[strip for _, view in runs for strip in strips(view)][:8], simulated=made and texts.said(clean(made[0]))[0],
         version=comparison.nsysk3_version,
     )  # fmt: skip
 

@@ -72,7 +72,7 @@ class LayerRanges:
 
     def times(self, launch: Ints, api_ns: int) -> tuple[Ints, Ints]:
         """Start and end on the host, [rank, range]; outer ranges lie around inner ones."""
-        margin = np.rint(300 + 500.0 * (_DEEPEST - self.depth)).astype(np.int64)
+        margin = 200 + 400 * (_DEEPEST - self.depth)
         return launch[:, self.first] - margin, launch[:, self.last] + api_ns + margin
 
 

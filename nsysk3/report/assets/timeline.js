@@ -234,10 +234,20 @@ function controls(line, canvas) {
   canvas.addEventListener("pointerleave", () => showTip(""));
 }
 
+// Drawn, for not every font has a sign for it.
+function crosshair() {
+  const space = "http://www.w3.org/2000/svg", icon = document.createElementNS(space, "svg"), path = document.createElementNS(space, "path");
+  icon.setAttribute("viewBox", "0 0 12 12"); icon.setAttribute("aria-hidden", "true");
+  path.setAttribute("d", "M6 0V12M0 6H12M6 2.6A3.4 3.4 0 1 1 5.99 2.6");
+  icon.append(path);
+  return icon;
+}
+
 function links(line) {
   for (const row of all("tr[data-goto]")) {
     const place = JSON.parse(row.dataset.goto);
-    const button = make("button", { type: "button", className: "go" }, "⌖");
+    const button = make("button", { type: "button", className: "go" });
+    button.append(crosshair());
     button.setAttribute("aria-label", `${labels.show}: ${row.cells[0].textContent.trim()}`);
     button.title = labels.show;
     button.addEventListener("click", () => {

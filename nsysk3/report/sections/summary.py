@@ -31,7 +31,7 @@ _RANK = (
     Column("world_rank", "count", "identity"), Column("stage", "optional", "identity"), Column("place", "text"),
     Column("window_ns", "ms", "window"), Column("compute_ns", "ms", "compute"), Column("overlap_ns", "ms", "overlap"),
     Column("exposed_wait_ns", "ms", "exposed"), Column("exposed_transfer_ns", "ms", "exposed"),
-    Column("exposed_comm_share", "share", "exposed"), Column("idle_ns", "ms", "idle"),
+    Column("exposed_share", "share", "exposed"), Column("idle_ns", "ms", "idle"),
     Column("allreduce_count", "count", "allreduce"), Column("allreduce_total_ns", "ms", "allreduce"),
     Column("allreduce_p50_ns", "ms3", "allreduce"), Column("p2p_count", "count", "p2p"),
     Column("p2p_total_ns", "ms", "p2p"), Column("stable", "flag", "stable"),
@@ -69,6 +69,7 @@ def rank_table(view: View) -> Table:
             **rank.model_dump(),
             "place": f"{rank.host or '?'}:{rank.device_id}",
             "stage": view.stages.get(row),
+            "exposed_share": rank.exposed_comm_share,
             "muted": not rank.stable,
         }
         for row, rank in enumerate(view.document.ranks)

@@ -9,7 +9,9 @@ from nsysk3.report.view import View
 
 def verdict(view: View) -> Section:
     """Two sentences, the limits of the numbers, and the analysis' findings in words."""
-    said = [view.texts.said(clean(sentence)) for sentence in view.document.sentences]
+    # What is about the whole run comes before what is about one stage.
+    sentences = sorted(view.document.sentences, key=lambda sentence: sentence.startswith(("stage ", "rank ")))
+    said = [view.texts.said(clean(sentence)) for sentence in sentences]
     return view.section(
         "verdict",
         Raw("verdict", {"sentences": verdict_sentences(view), "long": False}),
