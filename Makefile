@@ -1,4 +1,4 @@
-# make demo   set up, then analyse the bundled real traces into build/demo
+# make demo   set up, then analyse the bundled real traces and a simulated PP1 and PP8 into build/demo
 # make test   set up, then lint, types and tests
 # make lint   the same without the tests     make bench   speed and memory     make clean
 PYTHON ?= python3
@@ -22,7 +22,8 @@ demo: $(STAMP)
 	@set -e; for trace in h200/tp2 h200/pp2 sglang-h200/pp2-lw; do \
 	  $(BIN)/nsysk3 analyze fixtures/$$trace.sqlite --out $(DEMO)/$$trace; \
 	done
-	@echo "Wrote $(DEMO)/"
+	$(BIN)/nsysk3 demo --out $(DEMO)/kimi-k3 --no-open
+	@echo "Wrote $(DEMO)/; open $(DEMO)/kimi-k3/compare.html"
 
 lint: $(STAMP)
 	$(BIN)/ruff check -q .

@@ -76,7 +76,7 @@ def test_the_python_api_has_what_the_readme_names() -> None:
     result = nsysk3.analyze(nsysk3.load(GRAPH))
     assert list(result.rank_metrics.to_pandas()["world_rank"]) == [0, 1]
     assert "rank_metrics" in dir(result)
-    with pytest.raises(AttributeError, match="no table 'layer_metricks'; this result has budget, .*rank_metrics"):
+    with pytest.raises(AttributeError, match="no table 'layer_metricks'; this result has .*rank_metrics"):
         result.layer_metricks  # noqa: B018
     with pytest.raises(AttributeError, match="no attribute 'analyse'"):
         nsysk3.analyse  # noqa: B018
@@ -153,12 +153,11 @@ def test_numbers_stay_whole_whatever_their_size(tmp_path: Path) -> None:
 def test_ranks_that_are_not_stable_are_marked_with_the_reason(tmp_path: Path) -> None:
     export = two_ranks()
     export.rows["CUPTI_ACTIVITY_KIND_KERNEL"].pop()  # the second rank lost an AllReduce
-    export.kernels(ALLREDUCE, [(20 + i, 20.5 + i) for i in range(3)], pid=13, device=2)
-    export.kernels(ALLREDUCE, [(20 + i, 20.5 + i) for i in range(4)], pid=14, device=3)
+    export.kernels(ALLREDUCE, [(20 + i, 20.5 + i) for i in range(4)], pid=13, device=2)
     ran = command("analyze", export.write(tmp_path / "r.sqlite"))
-    assert "4 ranks, 2 stable" in ran.out
-    assert "1*" in ran.out
-    assert "rank 1: 3" in ran.out
+    assert "3 ranks, 2 stable" in ran.out
+    assert "1*" in ran.out.split()
+    assert "* not in medians: rank 1: 3" in ran.out
 
 
 def test_what_a_trace_cannot_say_is_a_dash() -> None:
@@ -511,7 +510,10 @@ def test_an_interrupted_command_ends_with_one_line(tmp_path: Path, number: signa
                 break
             time.sleep(0.1)
         started.send_signal(number)
-        out, err = started.communicate(timeout=60)
+        try:
+            out, err = started.communicate(timeout=60)
+        finally:
+            started.kill()
     assert (started.returncode, out, err) == (130, "", "nsysk3: interrupted\n")
     assert [path.name for path in report.parent.iterdir()] == ["r.nsys-rep"]
     with pytest.raises(ProcessLookupError):

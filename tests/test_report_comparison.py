@@ -17,7 +17,7 @@ from nsysk3.compare.model import Comparison
 from nsysk3.report.html import render_comparison
 
 IDS = [
-    "verdict", "headline", "comparable", "budget", "changes", "apart", "pipeline", "collectives", "evidence",
+    "verdict", "headline", "comparable", "budget", "changes", "apart", "pipeline", "collectives", "layers", "evidence",
     "definitions",
 ]  # fmt: skip
 

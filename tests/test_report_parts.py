@@ -23,6 +23,7 @@ from nsysk3.report.blocks import Column, make_table
 from nsysk3.report.catalogue import LANGUAGES, catalogue
 from nsysk3.report.draw.svg import Svg, ticks
 from nsysk3.report.html import json_block, render_report
+from nsysk3.report.redact import redact
 from nsysk3.report.sections.timeline import pack
 from nsysk3.report.text import clean, shown
 from nsysk3.report.view import View
@@ -115,6 +116,24 @@ def test_ticks_are_few_and_inside(low: float, size: float, about: int) -> None:
     found = ticks(low, low + size, about)
     assert len(found) <= about + 1
     assert all(low - size * 1e-6 <= tick <= low + size * (1 + 1e-6) for tick in found)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "shown"),
+    [
+        ("server.api_key", "abc", "[redacted]"),
+        ("env.HF_TOKEN", "abc", "[redacted]"),
+        ("server.command", "serve --api-key abc --tp 4", "serve --api-key [redacted] --tp 4"),
+        ("server.command", "docker run -e HF_TOKEN=abc img", "docker run -e HF_TOKEN=[redacted] img"),
+        ("load.header", "Authorization: Bearer abc", "Authorization: Bearer [redacted]"),
+        ("load.url", "http://user:abc@host/v1", "http://user:[redacted]@host/v1"),
+        ("load.max_tokens", "16384", "16384"),
+        ("server.tokenizer_path", "/data/tokenizer", "/data/tokenizer"),
+        ("server.command", "serve --max-total-tokens 4096", "serve --max-total-tokens 4096"),
+    ],
+)
+def test_secrets_of_a_manifest_stay_out_of_the_page(name: str, value: str, shown: str) -> None:
+    assert redact(name, value) == shown
 
 
 def test_packed_events_come_back() -> None:

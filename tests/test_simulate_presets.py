@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from command import run
 from simulated import Simulated, make
 
 from nsysk3.errors import InputError
+from nsysk3.simulate.config import Config
 from nsysk3.simulate.presets import PRESETS, preset
 
 CALIBRATED = "simulated, calibrated on published figures"
@@ -130,6 +132,22 @@ def test_what_cannot_be_is_one_line_and_leaves_nothing(options: tuple[object, ..
     assert ran.code == 2
     assert ran.err.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
+
+
+def test_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from nsysk3.simulate import presets
+
+    def small(name: str) -> Config:
+        config = preset(name)
+        return replace(config, model=replace(config.model, layers=16), cut_layers=0)
+
+    monkeypatch.setattr(presets, "preset", small)
+    ran = run("demo", "--out", tmp_path / "demo", "--no-open", "--quiet")
+    assert ran.code == 0
+    assert ran.out.count(CALIBRATED) >= 2
+    page = (tmp_path / "demo" / "compare.html").read_text("utf-8")
+    assert "simulated" in page
+    assert run("demo", "--out", tmp_path / "demo", "--no-open", "--quiet").code == 0
 
 
 def test_a_directory_that_no_simulation_made_is_kept(tmp_path: Path) -> None:

@@ -129,6 +129,13 @@ def test_stages_micro_batches_and_busy_time(exact: Simulated) -> None:
         assert said == sum(ns for name, ns in true.items() if name != "idle")
 
 
+def test_forwards_are_whole_and_as_many_as_micro_batches(exact: Simulated) -> None:
+    forwards = exact.result.tables["forwards"]
+    assert forwards["whole"].all()
+    assert set(forwards.group_by("rank").len()["len"]) == {exact.facts["config"]["micro_batches"]}
+    assert set(forwards["tokens"]) == {8192}
+
+
 def test_layers_per_stage_follow_sglang() -> None:
     assert [len(part) for part in layer_split(93, 8)] == [11, 11, 11, 12, 12, 12, 12, 12]
     assert [len(part) for part in layer_split(93, 1)] == [93]

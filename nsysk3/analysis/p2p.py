@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from nsysk3.analysis.clocks import END_SPREAD_NS, Clocks, Observations
+from nsysk3.analysis.clocks import Clocks, Observations
 from nsysk3.analysis.collectives import matched_ends, observe_ends
 from nsysk3.analysis.sequences import estimate_shift, nearest
 
@@ -205,7 +205,7 @@ def _causal(sends: pl.DataFrame, recvs: pl.DataFrame) -> Observations | None:
 def _moments(ends: Sequence[Ints]) -> Ints:
     """Ends of all channels as moments: the ranks of a stage hand over together."""
     every = np.sort(np.concatenate([np.empty(0, np.int64), *ends]))
-    first: Ints = every[np.diff(every, prepend=-(2**62)) > 2 * END_SPREAD_NS]
+    first: Ints = every[np.diff(every, prepend=-(2**62)) > _SCATTER_NS]
     return first
 
 

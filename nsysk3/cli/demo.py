@@ -23,7 +23,6 @@ def demo(
     writes the page of the comparison.
     """
     from nsysk3.analysis.analyze import analyze
-    from nsysk3.cli.report import _write as write_page
     from nsysk3.compare import compare
     from nsysk3.report.compare_terminal import print_comparison
     from nsysk3.report.html import render_comparison
@@ -43,7 +42,7 @@ def demo(
         print_result(result, console())
     print_comparison(comparison, console())
     page = out / "compare.html"
-    write_page(page, render_comparison(comparison, results))
+    page.write_text(render_comparison(comparison, results), "utf-8")
     typer.echo(f"runs, results and {page.name} written to {out}/", err=True)
     if open_page:
         typer.launch(page.absolute().as_uri())

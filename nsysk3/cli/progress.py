@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -12,6 +13,9 @@ def status(quiet: bool = False) -> Iterator[Callable[[str], None] | None]:
     from rich.console import Console
     from rich.text import Text
 
+    # The handler that polars puts before ours lets the system restart a blocked read: Ctrl-C while nsys is silent would
+    # wait for its next word.
+    signal.siginterrupt(signal.SIGINT, True)
     err = Console(stderr=True)
     if quiet or not err.is_terminal:
         yield None

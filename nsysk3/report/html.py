@@ -60,14 +60,15 @@ def render_comparison(comparison: Comparison, results: Sequence[Result], lang: s
         compare.verdict(comparison, texts), compare.headline(comparison, texts), compare.comparable(comparison, texts),
         compare_runs.budgets(runs, texts), compare.changes(comparison, texts), compare.apart(comparison, texts),
         compare_runs.pipelines(runs, texts), compare_runs.collectives(runs, texts),
+        compare_runs.layers(runs, texts),
         compare_runs.evidence(comparison, runs, texts), definitions(runs[0][1]),
     ]  # fmt: skip
     made = [side.simulated for side in (comparison.base, *comparison.others) if side.simulated]
     return render_page(
         "report.html.j2", texts("ui.title_comparison"), lang, [section for section in sections if section],
         headline=" → ".join(label for label, _ in runs), facts=comparison_facts(comparison, texts),
-        strips=[strip for _, view in runs for strip in strips(view)][:8], simulated=made and texts.said(clean(made[0]))[0],
-        version=comparison.nsysk3_version,
+        strips=[strip for _, view in runs for strip in strips(view)][:8],
+        simulated=made and texts.said(clean(made[0]))[0], version=comparison.nsysk3_version,
     )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ import polars as pl
 
 from nsysk3.report.blocks import Block, Section
 from nsysk3.report.catalogue import Catalogue
+from nsysk3.report.text import clean
 from nsysk3.result import Result, ResultDocument
 
 Rows = list[dict[str, Any]]
@@ -73,6 +74,20 @@ class View:
             return self.texts("ui.stage", stage=stage)
         return self.texts("ui.stage_rank", stage=stage, rank=number)
 
+    @cached_property
+    def members(self) -> dict[str, str]:
+        """Which ranks a communicator joins, as text: a reader knows ranks, not addresses."""
+        table = self.table("collectives")
+        if table.is_empty():
+            return {}
+        found = table.group_by("communicator").agg(pl.col("rank").unique().sort())
+        named = {
+            str(name): self.texts("ui.members", ranks=_spans([self.world.get(rank, rank) for rank in ranks]))
+            for name, ranks in found.sort("communicator").iter_rows()
+        }
+        twice = {text for text in named.values() if list(named.values()).count(text) > 1}
+        return {name: f"{text} ({clean(name, 40)})" if text in twice else text for name, text in named.items()}
+
     def group_name(self, group: str) -> str:
         """The analysis' name of a group of ranks in this language."""
         if group.startswith("stage "):
@@ -87,3 +102,14 @@ class View:
             self.texts.get(f"section.{identity}.lede", ""),
             tuple(block for block in blocks if block is not None),
         )
+
+
+def _spans(numbers: list[int]) -> str:
+    """Sorted numbers with neighbours drawn together: ``0-3, 8``."""
+    spans: list[list[int]] = []
+    for number in sorted(numbers):
+        if spans and number == spans[-1][1] + 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    return ", ".join(str(low) if low == high else f"{low}–{high}" for low, high in spans)

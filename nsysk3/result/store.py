@@ -79,8 +79,9 @@ class Result:
                     _write(out / f"{name}.csv", table.write_csv)
             text = self.to_json().encode()
             _write(out / RESULT_NAME, lambda path: path.write_bytes(text))
-        except OSError as error:
-            raise MissingToolError(f"{out}: results cannot be written here ({error.strerror or error})") from error
+        except (OSError, pl.exceptions.PolarsError) as error:  # polars calls a full disk a ComputeError
+            reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
+            raise MissingToolError(f"{out}: results cannot be written here ({reason})") from error
         return out
 
     @classmethod

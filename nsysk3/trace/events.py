@@ -9,6 +9,8 @@ import polars as pl
 
 from nsysk3.trace.report import Report, pid_of
 
+# Nothing on a GPU takes a hundred days.
+_LONGEST_NS = 2**53
 KINDS = pl.Enum(["kernel", "copy", "graph"])
 # CUPTI's numbering of copy directions; Nsight's own enumeration table is optional.
 _COPY_KINDS = {
@@ -24,7 +26,7 @@ class GpuEvents:
     ``frame``: one row an event, sorted by (pid, device_id, start, end, stream): ``start``/``end`` UTC ns, ``pid``,
     ``device_id``, ``stream``, ``correlation``, ``graph_node`` (null outside CUDA graphs), ``bytes`` (copies), ``kind``
     and ``name_id``.  ``names``: ``name_id``, ``short_name``, ``name`` (demangled).  ``dropped``: rows left out because
-    a time was missing (0 or null) or the end lay before the start.
+    a time or the GPU was missing (0 or null), the end lay before the start, or the time cannot be.
     """
 
     frame: pl.DataFrame
@@ -46,8 +48,10 @@ def read_gpu_events(report: Report) -> GpuEvents:
         by_node = kernels.filter(pl.col("graph_node").is_not_null()).select("globalPid", "device_id").unique()
         replays = replays.join(by_node, on=["globalPid", "device_id"], how="anti", nulls_equal=True)
     rows = pl.concat([*frames, replays], how="diagonal_relaxed")
-    raw_ok = (pl.col("start") != 0) & (pl.col("end") != 0) & (pl.col("end") >= pl.col("start"))
-    kept = rows.filter(raw_ok.fill_null(False))
+    start, end = pl.col("start"), pl.col("end")
+    raw_ok = (start != 0) & (end != 0) & (end >= start) & pl.col("device_id").is_not_null()
+    possible = start.is_between(*report.possible_ns) & (end - start <= _LONGEST_NS)
+    kept = rows.filter((raw_ok & possible).fill_null(False))
     frame, names = _named(report, kept)
     return GpuEvents(frame, names, rows.height - kept.height)
 

@@ -184,7 +184,7 @@ def _from_marker(reports: Sequence[Report]) -> Source:
         ids = report.strings_like(RANK_MARKER)
         rows = report.source.read("NVTX_EVENTS", ("globalTid", "textId"), only={"textId": ids}) if ids else None
         texts = dict(report.strings.iter_rows())
-        for tid, text in rows.iter_rows() if rows is not None else ():
+        for tid, text in rows.drop_nulls().iter_rows() if rows is not None else ():
             marks[(index, (tid >> 24) & 0xFFFFFF)] = _pairs(texts[text])
         for tid, text in _plain_marks(report).iter_rows():
             marks[(index, (tid >> 24) & 0xFFFFFF)] = _pairs(text)
@@ -194,6 +194,7 @@ def _from_marker(reports: Sequence[Report]) -> Source:
 def _plain_marks(report: Report) -> pl.DataFrame:
     """Marks (eventType 34) whose text is not registered; the plugin marks, so ranges need not be searched."""
     rows = report.source.read("NVTX_EVENTS", ("globalTid",), texts=("text",), only={"eventType": [34]})
+    rows = rows.drop_nulls("globalTid")
     return rows.filter(pl.col("text").str.contains(RANK_MARKER))
 
 

@@ -21,7 +21,8 @@ def read_launches(report: Report) -> pl.DataFrame:
     ids = report.strings_like(_LAUNCHING)
     columns = ("start", "end", "globalTid", "correlationId")
     rows = report.source.read("CUPTI_ACTIVITY_KIND_RUNTIME", columns, only={"nameId": ids})
-    calls = rows.filter(pl.col("correlationId").is_not_null() & (pl.col("end") >= pl.col("start"))).select(
+    possible = pl.col("start").is_between(*report.possible_ns) & pl.col("end").is_between(*report.possible_ns)
+    calls = rows.filter(pl.col("correlationId").is_not_null() & (pl.col("end") >= pl.col("start")) & possible).select(
         pid_of(pl.col("globalTid")).alias("pid"),
         pl.col("correlationId").alias("correlation"),
         pl.col("globalTid").alias("tid"),

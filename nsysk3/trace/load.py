@@ -119,7 +119,7 @@ def _load_report(each: TraceInput, tool: _Tool, index: int, progress: Progress |
     gpu = read_gpu_events(report)
     places = _places(report, gpu, index)
     if not places:
-        raise InputError(_why_empty(report))
+        raise InputError(_why_empty(report, gpu.dropped))
     launches = read_launches(report)
     pids = frozenset(launches["pid"].unique().to_list())
     gpu = replace(gpu, frame=with_launches(gpu.frame, launches))
@@ -143,7 +143,7 @@ def _places(report: Report, gpu: GpuEvents, index: int) -> list[Rank]:
     ]
 
 
-def _why_empty(report: Report) -> str:
+def _why_empty(report: Report, dropped: int) -> str:
     known = (
         "CUPTI_ACTIVITY_KIND_KERNEL",
         "NVTX_EVENTS",
@@ -153,7 +153,9 @@ def _why_empty(report: Report) -> str:
     )
     if not any(report.source.columns(table) for table in known):
         return f"{report.path}: not an Nsight Systems export (none of its tables is here)"
-    said = next((d.text.strip() for d in report.diagnostics if "CUDA" in d.text), None)
+    if dropped:
+        return f"{report.path}: damaged: none of its {dropped} GPU rows has a time and a GPU; export the report again"
+    said = next((" ".join(d.text.split()) for d in report.diagnostics if "CUDA" in d.text), None)
     detail = f'; Nsight said "{said}"' if said else ""
     return (
         f"{report.path}: no GPU work in this trace{detail}; capture with `nsys profile -t cuda,nvtx "
@@ -218,7 +220,7 @@ def _notes(each: _Loaded) -> list[str]:
     if report.clock == "none":
         found.append(f"{report.name}: the export has no session start time, so it cannot be placed on UTC")
     if each.gpu.dropped:
-        found.append(f"{report.name}: {each.gpu.dropped} GPU rows dropped (a missing time, or an end before the start)")
+        found.append(f"{report.name}: {each.gpu.dropped} GPU rows dropped (no time or GPU, or a time that cannot be)")
     if not payloads_exported(report):
         found.append(
             f"{report.name}: NCCL payloads were not exported (communicators and bytes unknown); "

@@ -42,7 +42,9 @@ def read_nccl_calls(report: Report) -> pl.DataFrame:
     if not ids:  # NCCL registers its names; a trimmed or hand-made export may hold them as text
         rows = source.read("NVTX_EVENTS", numbers[:3], texts=("text",), blobs=blobs, only={"eventType": [PUSH_POP]})
         rows = rows.rename({"text": "op"}).filter(pl.col("op").str.contains(r"^nccl[A-Z]"))
-    rows = rows.filter(pl.col("end") >= pl.col("start")).with_row_index("row")
+    start, end = pl.col("start"), pl.col("end")
+    possible = start.is_between(*report.possible_ns) & end.is_between(*report.possible_ns)
+    rows = rows.filter((end >= start) & possible & pl.col("globalTid").is_not_null()).with_row_index("row")
     calls = rows.join(_payloads(report, rows), on="row", how="left")
     shift = report.to_utc_ns
     return calls.select(

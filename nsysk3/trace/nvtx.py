@@ -21,7 +21,8 @@ def read_nvtx(report: Report) -> pl.DataFrame:
     numbers = ("start", "end", "eventType", "globalTid", "endGlobalTid", "textId")
     rows = report.source.read("NVTX_EVENTS", numbers, texts=("text",), only={"eventType": [PUSH_POP, START_END]})
     strings = report.strings.select(pl.col("id").alias("textId"), pl.col("value").alias("registered"))
-    rows = rows.filter(pl.col("start").is_not_null() & pl.col("globalTid").is_not_null())
+    rows = rows.filter(pl.col("start").is_between(*report.possible_ns) & pl.col("globalTid").is_not_null())
+    rows = rows.with_columns(pl.when(pl.col("end") <= report.possible_ns[1]).then("end"))
     rows = rows.join(strings, on="textId", how="left", maintain_order="left")
     last = report.end_ns
     first_open, latest = (rows.select(pl.col("start").max(), pl.col("end").max()).row(0)) if rows.height else (0, 0)

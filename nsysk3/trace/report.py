@@ -14,6 +14,8 @@ from nsysk3.trace.source import Source, open_source
 
 # A nanosecond count above this is a date after 2001, not a time since the session started.
 _LOOKS_LIKE_UTC_NS = 10**18
+# UTC of no trace is outside (1933 to 2116): only damage puts a time there, and sums of such would not fit in 64 bits.
+_EARLIEST_NS, _LATEST_NS = -(2**60), 2**62
 _RANK_VARIABLES = (
     "RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "PALS_RANKID", "SLURM_PROCID", "LOCAL_RANK", "NODE_RANK",
 )  # fmt: skip
@@ -88,14 +90,16 @@ class Report:
     @cached_property
     def utc_epoch_ns(self) -> int | None:
         """UTC at which the capture started, null when the report does not say."""
-        rows = self.source.read("TARGET_INFO_SESSION_START_TIME", ("utcEpochNs",)).drop_nulls()
+        rows = self.source.read("TARGET_INFO_SESSION_START_TIME", ("utcEpochNs",))
+        rows = rows.filter(pl.col("utcEpochNs").is_between(0, _LATEST_NS))
         return rows.item(0, 0) if rows.height else None
 
     @cached_property
     def time_shift_ns(self) -> int:
         """What the exporter added to every timestamp (``--ts-normalize``, ``--ts-shift``)."""
         text = self._meta.get("EXPORT_CONFIG_TIME_SHIFT", "0")
-        return int(text) if re.fullmatch(r"-?\d+", text) else 0
+        shift = int(text) if re.fullmatch(r"-?\d{1,19}", text) else 0
+        return shift if abs(shift) < _LATEST_NS else 0
 
     @cached_property
     def to_utc_ns(self) -> int:
@@ -104,6 +108,12 @@ class Report:
         if epoch is not None:
             return epoch - self.time_shift_ns
         return 0
+
+    @cached_property
+    def possible_ns(self) -> tuple[int, int]:
+        """First and last timestamp of the report that can be meant; a row outside is damaged."""
+        low, high = _EARLIEST_NS - self.to_utc_ns, _LATEST_NS - self.to_utc_ns
+        return max(low, -(2**63)), min(high, 2**63 - 1)
 
     @cached_property
     def clock(self) -> str:
@@ -117,13 +127,14 @@ class Report:
     @cached_property
     def end_ns(self) -> int | None:
         """Report timestamp at which the capture ended; ranges still open then were closed by Nsight exactly here."""
-        rows = self.source.read("ANALYSIS_DETAILS", ("duration",)).drop_nulls()
+        rows = self.source.read("ANALYSIS_DETAILS", ("duration",)).filter(pl.col("duration").is_between(0, _LATEST_NS))
         return rows.item(0, 0) + self.time_shift_ns if rows.height else None
 
     @cached_property
     def strings(self) -> pl.DataFrame:
         """StringIds: ``id`` (Int64), ``value``."""
-        return self.source.read("StringIds", ("id",), texts=("value",)).unique("id", keep="first", maintain_order=True)
+        rows = self.source.read("StringIds", ("id",), texts=("value",)).drop_nulls("id")
+        return rows.unique("id", keep="first", maintain_order=True)
 
     def strings_like(self, pattern: str) -> list[int]:
         """Ids of the strings that match a regular expression."""

@@ -10,6 +10,7 @@ import re
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -162,15 +163,14 @@ class SqliteSource:
             return _empty(integers, texts, blobs)
         present = [name for name in integers if name in found.c]
         # Text travels as bytes: Arrow strings must be valid UTF-8 and NVTX text need not be.
-        columns: list[sa.ColumnElement[Any]] = [found.c[name] for name in present]
-        columns += [_bytes(found.c[name]).label(name) for name in (*texts, *blobs) if name in found.c]
-        # A table asked for none of its columns still has as many rows.
-        query = _select(columns or [sa.literal(1).label("_")])
-        query = query.select_from(found)
-        for name, values in (only or {}).items():
-            if name in found.c:
-                query = query.where(found.c[name].in_([int(value) for value in values]))
-        frame = self._fetch(found, query, present)
+        others = [_bytes(found.c[name]).label(name) for name in (*texts, *blobs) if name in found.c]
+        frame = None
+        with suppress(InputError):
+            frame = self._fetch(found, _query(found, [*[found.c[name] for name in present], *others], only))
+        if frame is None or any(frame.schema[name] != pl.Int64 for name in present):
+            # The driver guesses a column's type from its first rows; one cell of another kind would spoil the others.
+            whole = [_whole_number(found.c[name]).label(name) for name in present]
+            frame = self._fetch(found, _query(found, [*whole, *others], only))
         return _complete(frame, integers, texts, blobs)
 
     def holds(self, table: str, column: str) -> bool:
@@ -185,7 +185,7 @@ class SqliteSource:
         except (sa.exc.SQLAlchemyError, sqlite3.Error) as error:
             raise self._broken(error) from error
 
-    def _fetch(self, table: sa.Table, query: sa.Select[Any], integers: Sequence[str]) -> pl.DataFrame:
+    def _fetch(self, table: sa.Table, query: sa.Select[Any]) -> pl.DataFrame:
         """Run a query column-wise, split over rowid ranges so that reader threads share the scan."""
         try:
             parts = list(self._partitions(table))
@@ -197,7 +197,11 @@ class SqliteSource:
                     frames = list(pool.map(self._columns, queries))
         except (adbc.Error, pl.exceptions.PolarsError, sa.exc.SQLAlchemyError, sqlite3.Error) as error:
             raise self._broken(error) from error
-        return pl.concat([_typed(frame, integers) for frame in frames], rechunk=True)
+        filled = [frame for frame in frames if frame.height] or frames[:1]
+        try:
+            return pl.concat(filled, rechunk=True)
+        except pl.exceptions.PolarsError as error:  # parts that differ in type
+            raise self._broken(error) from error
 
     def _columns(self, query: str) -> pl.DataFrame:
         with (
@@ -309,10 +313,6 @@ def _bare_table(name: str, columns: Sequence[str]) -> sa.Table:
     return sa.Table(name, sa.MetaData(), *[sa.Column(column, sa.Integer) for column in columns])
 
 
-def _select(columns: Sequence[sa.ColumnElement[Any]]) -> sa.Select[Any]:
-    return sa.select(*columns)
-
-
 def _bytes(column: sa.ColumnElement[object]) -> sa.ColumnElement[object]:
     # Without the coalesce a first batch of nulls would make the driver guess an integer column.
     return sa.cast(sa.func.coalesce(column, sa.literal_column("x''")), sa.LargeBinary)
@@ -325,14 +325,18 @@ def _compiled(query: sa.Select[Any]) -> str:
     return str(query.compile(dialect=sqlite.dialect(), compile_kwargs={"literal_binds": True}))
 
 
-def _typed(frame: pl.DataFrame, integers: Sequence[str]) -> pl.DataFrame:
-    """Int64 for the integer columns and Binary for the rest, whatever the driver guessed from the first rows.
+def _query(table: sa.Table, columns: Sequence[sa.ColumnElement[Any]], only: Only | None) -> sa.Select[Any]:
+    # A table asked for none of its columns still has as many rows.
+    query = sa.select(*(columns or [sa.literal(1).label("_")])).select_from(table)
+    for name, values in (only or {}).items():
+        if name in table.c:
+            query = query.where(table.c[name].in_([int(value) for value in values]))
+    return query
 
-    A damaged row that holds text where an integer belongs becomes null.
-    """
-    if frame.is_empty():  # no row to guess from: the driver calls every column an integer
-        return pl.DataFrame(schema={n: pl.Int64 if n in integers else pl.Binary for n in frame.columns})
-    return frame.with_columns(pl.col(name).cast(pl.Int64, strict=False) for name in integers)
+
+def _whole_number(column: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
+    """The cells that hold an integer; what else a damaged row holds is null."""
+    return sa.case((sa.func.typeof(column) == sa.literal("integer"), column))
 
 
 def _wrapped(column: pl.Expr) -> pl.Expr:

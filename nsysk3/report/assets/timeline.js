@@ -1,5 +1,5 @@
 // The timeline: packed columns unpacked here, drawn on a canvas, moved by pointer, wheel, keys and links from rows.
-const LANE = 22, HEAD = 24, AXIS = 22;
+const AXIS = 22;
 
 async function unpack(text) {
   const bytes = Uint8Array.from(atob(text), (character) => character.charCodeAt(0));
@@ -27,15 +27,22 @@ class Timeline {
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { this.theme(); this.draw(); });
     new ResizeObserver(() => this.fit()).observe(canvas);
   }
-  // A heading line for each rank, then its streams.
+  // A heading line for each rank, then its streams; a rank of one stream needs no more than its line.
   rows() {
-    this.tops = []; this.heads = [];
+    const lanes = this.data.lanes, streams = (label) => lanes.filter((lane) => lane.label === label).length;
+    this.tall = lanes.length > 24 ? 17 : 22;
+    this.tops = []; this.heads = []; this.names = [];
     let y = AXIS, rank;
-    this.data.lanes.forEach((lane, i) => {
-      if (lane.label !== rank) { rank = lane.label; this.heads.push([y, rank]); y += 18; }
-      this.tops[i] = y; y += LANE;
+    lanes.forEach((lane, i) => {
+      const single = streams(lane.label) === 1;
+      if (lane.label !== rank && !single) { this.heads.push([y, lane.label]); y += 18; }
+      rank = lane.label;
+      this.names[i] = single ? lane.label : `${labels.col_stream} ${lane.stream}`;
+      this.tops[i] = y; y += this.tall;
     });
     this.height = y + 6;
+    this.pen.font = "11px system-ui, sans-serif";
+    this.margin = Math.max(60, ...this.names.map((name) => this.pen.measureText(name).width)) + 12;
   }
   theme() {
     const style = getComputedStyle(document.documentElement), get = (name) => style.getPropertyValue(name).trim();
@@ -59,7 +66,7 @@ class Timeline {
     if (!width) return;
     this.canvas.style.height = this.height + "px";
     this.canvas.width = width * ratio; this.canvas.height = this.height * ratio;
-    this.ratio = ratio; this.width = width; this.left = width < 500 ? 44 : 74;
+    this.ratio = ratio; this.width = width; this.left = Math.min(this.margin, width * 0.3);
     this.draw();
   }
   x(time) { return this.left + (this.width - this.left) * (time - this.view[0]) / (this.view[1] - this.view[0]); }
@@ -79,8 +86,8 @@ class Timeline {
     this.axis(pen);
     for (const [y, label] of this.heads) { pen.fillStyle = this.ink; pen.font = "600 12px system-ui, sans-serif"; pen.fillText(label, 0, y + 10); }
     pen.font = "11px system-ui, sans-serif";
-    this.data.lanes.forEach((lane, i) => {
-      pen.fillStyle = this.dim; pen.fillText((this.width < 500 ? "s" : labels.col_stream + " ") + lane.stream, 0, this.tops[i] + LANE / 2, this.left - 6);
+    this.names.forEach((_, i) => {
+      pen.fillStyle = this.dim; pen.fillText(this.names[i], 0, this.tops[i] + this.tall / 2, this.left - 6);
     });
     pen.save(); pen.beginPath(); pen.rect(this.left, 0, this.width - this.left, this.height); pen.clip();
     this.data.lanes.forEach((_, lane) => this.lane(pen, lane));
@@ -103,7 +110,7 @@ class Timeline {
     pen.textAlign = "start";
   }
   lane(pen, lane) {
-    const top = this.tops[lane] + 2, tall = LANE - 5, data = this.data, stop = this.last[lane];
+    const top = this.tops[lane] + 2, tall = this.tall - 4, data = this.data, stop = this.last[lane];
     let drawn = -1, last = -1;
     for (let i = this.from(lane, this.view[0]); i < stop && this.start[i] < this.view[1]; i++) {
       if (this.end[i] < this.view[0]) continue;
@@ -129,10 +136,10 @@ class Timeline {
   }
   outline(pen, i) {
     const y = this.tops[this.data.lane[i]] + 1, x = this.x(this.start[i]);
-    pen.strokeStyle = this.ink; pen.lineWidth = 2; pen.strokeRect(x - 1, y, Math.max(this.x(this.end[i]) - x, 1) + 2, LANE - 3); pen.lineWidth = 1;
+    pen.strokeStyle = this.ink; pen.lineWidth = 2; pen.strokeRect(x - 1, y, Math.max(this.x(this.end[i]) - x, 1) + 2, this.tall - 2); pen.lineWidth = 1;
   }
   find(x, y) {
-    const lane = this.tops.findIndex((top) => y >= top && y < top + LANE);
+    const lane = this.tops.findIndex((top) => y >= top && y < top + this.tall);
     if (lane < 0 || x < this.left) return -1;
     const time = this.time(x), near = (this.view[1] - this.view[0]) / (this.width - this.left) * 3;
     let best = -1, gap = near;

@@ -20,7 +20,7 @@ def heat(
     ``texts`` are written into cells that are wide enough.
     """
     svg = Svg(width)
-    left = min(max((text_width(row) for row in rows), default=0) + 12, width * 0.35)
+    left = min(max((text_width(row) for row in rows), default=0) + 22, width * 0.4)
     highs = [max((row[place] or 0 for row in values), default=0) or 1 for place in range(len(columns))]
     cell_w = min((width - left - 4) / max(len(columns), 1), 140)
     cell_h = 18 if len(rows) <= 40 else 9

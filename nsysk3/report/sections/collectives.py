@@ -9,10 +9,10 @@ from nsysk3.report.draw.bars import NARROW, WIDE
 from nsysk3.report.draw.lines import Curve, Range, ecdf, ranges, thin
 from nsysk3.report.text import clean, duration
 from nsysk3.report.units import count
-from nsysk3.report.view import View
+from nsysk3.report.view import Rows, View
 
 _CURVES = 6
-_RANGES = 64
+_RANGES = 40
 
 
 def collectives(view: View) -> Section:
@@ -32,38 +32,53 @@ def collectives(view: View) -> Section:
 def _distribution(view: View, op: str) -> Figure:
     table = view.table("collectives").filter(pl.col("op") == op)
     groups = [row for row in view.rows("collective_summary") if row["op"] == op]
-    curves, legend = [], []
-    for number, row in enumerate(groups[:_CURVES]):
-        mine = table.filter(pl.col("communicator") == row["communicator"])
-        if "kind" in row:
-            mine = mine.filter(pl.col("kind") == row["kind"])
-        name = _group_name(view, row)
+    drawn, notes = _groups(view, groups)
+    curves: list[Curve] = []
+    legend: list[Legend] = []
+    for number, (name, chosen) in enumerate(drawn):
+        mine = table.filter(chosen)
         for column, dash in (("duration_ns", False), ("transfer_ns", True)):
             values = thin(mine[column].drop_nulls().sort().to_list())
             if values:
-                tip = f"{name} · {view.texts(f'col.{column}')} · {count(row['count'])}"
+                tip = f"{name} · {view.texts(f'col.{column}')} · {count(mine.height)}"
                 curves.append(Curve(values, f"c{number}", tip, dash))
         legend.append(Legend(f"c{number}", f"{name} · {view.texts('col.duration_ns')}"))
         legend.append(Legend(f"c{number}", view.texts("col.transfer_ns"), dash=True))
-    name = view.texts.get(f"role.{op}", op)
-    title, alt = view.texts("fig.ecdf.title", op=name), view.texts("fig.ecdf.alt")
-    notes = [view.texts("fig.ecdf.note")]
-    if len(groups) > _CURVES:
-        notes.append(view.texts("fig.ecdf.note_some", shown=_CURVES, total=len(groups)))
+    title, alt = view.texts("fig.ecdf.title", op=view.texts.get(f"role.{op}", op)), view.texts("fig.ecdf.alt")
     wide, narrow = (ecdf(curves, alt, view.texts("fig.ecdf.axis"), width=width) for width in (WIDE, NARROW))
-    return Figure(f"ecdf-{op}", title, alt, wide, narrow, collective_table(view, op), tuple(legend), tuple(notes))
+    behind = collective_table(view, op)
+    said = (view.texts("fig.ecdf.note"), *notes)
+    return Figure(f"ecdf-{op}", title, alt, wide, narrow, behind, tuple(legend), said)
 
 
-def _group_name(view: View, row: dict[str, object]) -> str:
-    name = clean(row["communicator"], 40)
-    kind = row.get("kind")
-    return f"{view.texts.get(f'kind.{kind}', str(kind))} · {name}" if kind else name
+def _groups(view: View, groups: Rows) -> tuple[list[tuple[str, pl.Expr]], list[str]]:
+    """What gets a curve: each communicator and kind, or the kinds alone where those would be too many."""
+    kinds = list(dict.fromkeys(row.get("kind") for row in groups))
+    if len(groups) > _CURVES and len(kinds) > 1:
+        chosen = [(_kind_name(view, kind), pl.col("kind").eq_missing(pl.lit(kind))) for kind in kinds[:_CURVES]]
+        total = len({row["communicator"] for row in groups})
+        return chosen, [view.texts("fig.ecdf.note_pooled", total=total)]
+    chosen = []
+    for row in groups[:_CURVES]:
+        members = view.members.get(row["communicator"], clean(row["communicator"], 40))
+        name = f"{_kind_name(view, row['kind'])} · {members}" if row.get("kind") else members
+        mine = pl.col("communicator") == row["communicator"]
+        if "kind" in row:
+            mine &= pl.col("kind").eq_missing(pl.lit(row["kind"]))
+        chosen.append((name, mine))
+    notes = [view.texts("fig.ecdf.note_some", shown=_CURVES, total=len(groups))] if len(groups) > _CURVES else []
+    return chosen, notes
+
+
+def _kind_name(view: View, kind: object) -> str:
+    return view.texts.get(f"kind.{kind}", str(kind)) if kind else view.texts("kind.unknown")
 
 
 def collective_table(view: View, op: str) -> Table:
     """One row a communicator and kind of one operation."""
     columns = (
-        Column("communicator", "code"), Column("kind", "text", "kinds"), Column("ranks", "count"),
+        Column("members", "text"), Column("communicator", "code"), Column("kind", "text", "kinds"),
+        Column("ranks", "count"),
         Column("instances", "count"), Column("count", "count"), Column("duration_p50_ns", "ms3", "allreduce"),
         Column("duration_p95_ns", "ms3"), Column("duration_max_ns", "ms3"), Column("total_ns", "ms"),
         Column("wait_ns", "ms", "wait_transfer"), Column("transfer_ns", "ms", "wait_transfer"),
@@ -72,7 +87,8 @@ def collective_table(view: View, op: str) -> Table:
     rows = [row for row in view.rows("collective_summary") if row["op"] == op]
     for row in rows:
         if "kind" in row:
-            row["kind"] = view.texts.get(f"kind.{row['kind']}", str(row["kind"]))
+            row["kind"] = _kind_name(view, row["kind"])
+        row["members"] = view.members.get(row["communicator"])
     name = view.texts.get(f"role.{op}", op)
     reason = "no partner of the rank's communication is in this run"
     return make_table(
@@ -87,14 +103,16 @@ def skew_figure(view: View) -> Figure | None:
     rows = [row for row in view.rows("stragglers") if row["late_p50_ns"] is not None]
     if not rows:
         return None
+    chosen, notes = _most_waiting(view, rows)
     drawn = []
-    for row in rows[:_RANGES]:
+    for row in chosen:
         op = view.texts.get(f"role.{row['role']}", row["role"])
         tip = f"{view.rank_name(row['rank'])}: p50 {duration(row['late_p50_ns'])}, p95 {duration(row['late_p95_ns'])}"
         drawn.append(
             Range(
                 view.texts("ui.rank", rank=view.world.get(row["rank"])), row["late_p50_ns"], row["late_p95_ns"], tip,
-                "late" if row["straggler"] else "even", f"{op} · {clean(row['communicator'], 40)}",
+                "late" if row["straggler"] else "even",
+                f"{op} · {view.members.get(row['communicator'], clean(row['communicator'], 40))}",
             )
         )  # fmt: skip
     alt = view.texts("fig.skew.alt")
@@ -111,7 +129,23 @@ def skew_figure(view: View) -> Figure | None:
         for row in rows
     ]
     table = make_table(view.texts, "skew", listed, columns, file="stragglers.parquet")
-    return Figure("skew", view.texts("fig.skew.title"), alt, wide, narrow, table, (), (view.texts("fig.skew.note"),))
+    return Figure(
+        "skew", view.texts("fig.skew.title"), alt, wide, narrow, table, (), (view.texts("fig.skew.note"), *notes)
+    )
+
+
+def _most_waiting(view: View, rows: Rows) -> tuple[Rows, list[str]]:
+    """Whole communicators, those in which most was waited first, as many as a figure bears."""
+    groups: dict[tuple[str, str], Rows] = {}
+    for row in rows:
+        groups.setdefault((row["role"], row["communicator"]), []).append(row)
+    ordered = sorted(groups.values(), key=lambda group: -max(row["caused_wait_ns"] or 0 for row in group))
+    chosen = ordered[:1]
+    for group in ordered[1:]:
+        if sum(map(len, chosen)) + len(group) <= _RANGES:
+            chosen.append(group)
+    note = view.texts("fig.skew.note_some", shown=len(chosen), total=len(ordered))
+    return [row for group in chosen for row in group], [note] if len(chosen) < len(ordered) else []
 
 
 def bandwidth_table(view: View) -> Table:

@@ -16,6 +16,7 @@ from nsysk3.report.draw.bars import NARROW, WIDE, Bar, bars
 from nsysk3.report.draw.lines import Curve, ecdf, thin
 from nsysk3.report.sections.budget import group_parts
 from nsysk3.report.sections.compare import make_section, sides
+from nsysk3.report.sections.layers import heat_figure
 from nsysk3.report.sections.pipeline import bubble_figure, gantt_figure, p2p_table
 from nsysk3.report.sections.verdict import limits
 from nsysk3.report.text import clean
@@ -78,7 +79,8 @@ def collectives(runs: Runs, texts: Catalogue) -> Section:
     wide, narrow = (ecdf(curves, alt, texts("fig.ecdf.axis"), width=width) for width in (WIDE, NARROW))
     columns = (
         Column("run", "text"), Column("communicator", "code"), Column("kind", "text", "kinds"),
-        Column("ranks", "count"), Column("instances", "count"), Column("duration_p50_ns", "ms3", "allreduce"), Column("duration_p95_ns", "ms3"),
+        Column("ranks", "count"), Column("instances", "count"),
+        Column("duration_p50_ns", "ms3", "allreduce"), Column("duration_p95_ns", "ms3"),
         Column("total_ns", "ms"), Column("wait_ns", "ms", "wait_transfer"),
         Column("transfer_ns", "ms", "wait_transfer"), Column("wait_share", "share", "wait_transfer"),
     )  # fmt: skip
@@ -101,6 +103,16 @@ def pipelines(runs: Runs, texts: Catalogue) -> Section:
         table = p2p_table(view)
         blocks.append(replace(table, id=f"{table.id}-{number}", caption=f"{label}: {table.caption}"))
     return make_section(texts, "pipeline", *blocks)
+
+
+def layers(runs: Runs, texts: Catalogue) -> Section:
+    """The heat map of every run that has layers."""
+    blocks: list[Block | None] = []
+    for number, (label, view) in enumerate(runs):
+        rows = view.rows("layer_rows")
+        absent = Prose(((f"{label}: {texts('section.layers.absent')}", texts.lang),), kind="note")
+        blocks.append(_named(heat_figure(view, rows), label, number) if rows else absent)
+    return make_section(texts, "layers", *blocks)
 
 
 def _named(figure: Figure, label: str, number: int) -> Figure:

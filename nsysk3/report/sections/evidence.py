@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from nsysk3.report.blocks import Block, Column, Prose, Section, Table, make_table
+from nsysk3.report.redact import redact
 from nsysk3.report.text import clean
 from nsysk3.report.view import View
 
@@ -127,7 +128,11 @@ def _problems(view: View) -> Table | None:
 def _manifest(view: View) -> Block:
     if not view.document.manifest:
         return Prose(((view.texts("ev.no_manifest"), view.texts.lang),), view.texts("tab.manifest"))
-    rows = [{"item": key, "value": value} for key, value in _flat(view.document.manifest) if value not in ("", None)]
+    rows = [
+        {"item": key, "value": redact(key, value)}
+        for key, value in _flat(view.document.manifest)
+        if value not in ("", None)
+    ]
     return make_table(view.texts, "manifest", rows, (Column("item", "code"), Column("value", "code")), file="run.json")
 
 

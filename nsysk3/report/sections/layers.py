@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from nsysk3.report.blocks import Column, Figure, Prose, Section, Table, make_table
+from nsysk3.report.blocks import Column, Figure, Prose, Raw, Section, Table, make_table
 from nsysk3.report.draw.bars import NARROW, WIDE
 from nsysk3.report.draw.heat import heat
 from nsysk3.report.text import duration, shown
@@ -24,13 +24,16 @@ def layers(view: View) -> Section:
     return view.section("layers", heat_figure(view, rows), _unattributed(view))
 
 
-def _unattributed(view: View) -> Table | None:
+def _unattributed(view: View) -> Raw | None:
     rows = [{**row, "world_rank": view.world.get(row["rank"])} for row in view.rows("unattributed")]
     columns = (
         Column("world_rank", "count", "identity"), Column("reason", "said", "attributed"),
         Column("kernels", "count"), Column("ns", "ms"),
     )  # fmt: skip
-    return make_table(view.texts, "unattributed", rows, columns, file="unattributed.parquet") if rows else None
+    if not rows:
+        return None
+    table = make_table(view.texts, "unattributed", rows, columns, file="unattributed.parquet")
+    return Raw("details", {"summary": table.caption, "table": table})
 
 
 def heat_figure(view: View, rows: list[dict[str, Any]]) -> Figure:

@@ -1,0 +1,17 @@
+#!/usr/bin/env bash
+# Makes the two rendered examples again.  NSYSK3 names the command when it is not on the path.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+nsysk3=${NSYSK3:-nsysk3}
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+"$nsysk3" compare fixtures/sglang-h200/tp2-lw.sqlite fixtures/sglang-h200/pp2-lw.sqlite --label PP1 --label PP2 \
+  --format html --out reports/h200-pp1-vs-pp2.html
+
+for pp in 1 8; do
+  "$nsysk3" simulate --preset "kimi-k3-6000d-pp$pp" --out "$work/pp$pp" -q
+  "$nsysk3" analyze "$work/pp$pp" -q
+done
+"$nsysk3" compare "$work/pp1" "$work/pp8" --label PP1 --label PP8 --lang zh \
+  --format html --out reports/kimi-k3-pp1-vs-pp8.html
