@@ -171,6 +171,8 @@ class SqliteSource:
             # The driver guesses a column's type from its first rows; one cell of another kind would spoil the others.
             whole = [_whole_number(found.c[name]).label(name) for name in present]
             frame = self._fetch(found, _query(found, [*whole, *others], only))
+        if frame.is_empty():  # no row to guess from: the driver calls every column an integer
+            return _empty(integers, texts, blobs)
         return _complete(frame, integers, texts, blobs)
 
     def holds(self, table: str, column: str) -> bool:
