@@ -24,6 +24,7 @@ import time
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import NamedTuple
 
 import polars as pl
 from scale import scale
@@ -57,9 +58,17 @@ select total(start), total("end"), total(globalTid), total(textId), total(length
 """
 
 
+class Cost(NamedTuple):
+    """What one run took."""
+
+    wall_s: float
+    cpu_s: float
+    peak_gib: float = 0
+
+
 @dataclass
 class Size:
-    """One trace size: medians over the rounds."""
+    """One trace size: medians over the rounds.  CPU seconds say what a busy machine's wall seconds cannot."""
 
     size: str
     kernels: int
@@ -68,6 +77,8 @@ class Size:
     peak_gib: float
     scan_s: float
     ratio: float
+    analyze_cpu_s: float
+    cpu_ratio: float
 
 
 @dataclass
@@ -92,7 +103,7 @@ def main() -> None:
     BUILD.mkdir(parents=True, exist_ok=True)
     here = machine()
     sizes = [measure(name, args.rounds) for name in args.sizes.split(",")]
-    others, remark = beside_nsight(args.nsys, args.recipe, args.rounds)
+    others, remark = beside_nsight(args.nsys, args.recipe)
     now = datetime.now(UTC)
     text = page(sizes, others, remark, f"Measured {now:%Y-%m-%d} on {here}.")
     print(text)
@@ -106,16 +117,20 @@ def main() -> None:
 def measure(name: str, rounds: int) -> Size:
     """Analyze and bare scan in turn."""
     trace = scaled(SMALL, name, SIZES[name], PROCESSES)
-    wall, peak, scans = [], [], []
     scan(trace)  # so that every round finds the file in memory
-    for _ in range(rounds):
-        scans.append(scan(trace))
-        seconds, gib = run(analyze(trace))
-        wall.append(seconds)
-        peak.append(gib)
-    pairs = [ours / bare for ours, bare in zip(wall, scans, strict=True)]
-    return Size(name, kernels_of(trace), trace.stat().st_size / 1e6, statistics.median(wall), max(peak),
-                statistics.median(scans), statistics.median(pairs))  # fmt: skip
+    rounds_of = [(scan(trace), run(analyze(trace))) for _ in range(rounds)]
+    median = statistics.median
+    return Size(
+        name,
+        kernels_of(trace),
+        trace.stat().st_size / 1e6,
+        analyze_s=median(ours.wall_s for _, ours in rounds_of),
+        peak_gib=max(ours.peak_gib for _, ours in rounds_of),
+        scan_s=median(bare.wall_s for bare, _ in rounds_of),
+        ratio=median(ours.wall_s / bare.wall_s for bare, ours in rounds_of),
+        analyze_cpu_s=median(ours.cpu_s for _, ours in rounds_of),
+        cpu_ratio=median(ours.cpu_s / bare.cpu_s for bare, ours in rounds_of),
+    )
 
 
 def scaled(small: Path, name: str, times: int, processes: int) -> Path:
@@ -128,13 +143,13 @@ def scaled(small: Path, name: str, times: int, processes: int) -> Path:
     return big
 
 
-def scan(trace: Path) -> float:
-    """Seconds that SQLite, in one thread, needs to visit the cells and add them up."""
+def scan(trace: Path) -> Cost:
+    """What SQLite, in one thread, needs to visit the cells and add them up."""
     with sqlite3.connect(f"{trace.as_uri()}?mode=ro&immutable=1", uri=True) as db:
-        begin = time.perf_counter()
+        wall, cpu = time.perf_counter(), time.process_time()
         for query in SCAN.split(";"):
             db.execute(query).fetchall()
-        return time.perf_counter() - begin
+        return Cost(time.perf_counter() - wall, time.process_time() - cpu)
 
 
 def kernels_of(trace: Path) -> int:
@@ -148,8 +163,8 @@ def analyze(trace: Path) -> list[str]:
     return [sys.executable, "-c", command, "analyze", str(trace), "--out", str(BUILD / "out" / trace.stem)]
 
 
-def run(command: list[str]) -> tuple[float, float]:
-    """Wall seconds and peak resident GiB of a whole command; raises CalledProcessError when it fails.
+def run(command: list[str]) -> Cost:
+    """What a whole command took; raises CalledProcessError when it fails.
 
     Linux lets a child inherit its parent's peak, so this process must stay smaller than what it measures: the sizes
     come first, and the tables that `twin` holds come after them.
@@ -162,7 +177,7 @@ def run(command: list[str]) -> tuple[float, float]:
     seconds = time.perf_counter() - begin
     if process.returncode:
         raise subprocess.CalledProcessError(process.returncode, command, (BUILD / "last.log").read_text())
-    return seconds, usage.ru_maxrss / 2**20
+    return Cost(seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 2**20)
 
 
 def growth(sizes: list[Size]) -> float | None:
@@ -173,7 +188,7 @@ def growth(sizes: list[Size]) -> float | None:
     return math.log(high.analyze_s / low.analyze_s) / math.log(high.kernels / low.kernels)
 
 
-def beside_nsight(nsys: str | None, recipe: str | None, rounds: int) -> tuple[list[Beside], str]:
+def beside_nsight(nsys: str | None, recipe: str | None) -> tuple[list[Beside], str]:
     """Nsight's tools on the same rows, and what to know about it."""
     try:
         tool = find_nsys(nsys)
@@ -192,10 +207,9 @@ def beside_nsight(nsys: str | None, recipe: str | None, rounds: int) -> tuple[li
                 "nsys stats -r cuda_gpu_kern_sum": [path, "stats", "-r", "cuda_gpu_kern_sum", str(trace)],
             }  # fmt: skip
             for label, command in tools.items():
-                times_of = [(run(command)[0], run(analyze(trace))[0]) for _ in range(rounds)]
-                found.append(Beside(label, name, kernels_of(trace), statistics.median(t for t, _ in times_of),
-                                    statistics.median(o for _, o in times_of),
-                                    statistics.median(t / o for t, o in times_of)))  # fmt: skip
+                # Once: the recipe takes minutes, and the two are far apart.
+                theirs, ours = run(command).wall_s, run(analyze(trace)).wall_s
+                found.append(Beside(label, name, kernels_of(trace), theirs, ours, theirs / ours))
     except subprocess.CalledProcessError as error:
         said = (str(error.output).strip().splitlines() or ["nothing"])[-1]
         return found, f"`{shlex.join(error.cmd[:3])}` failed and said: {said}"
@@ -251,10 +265,10 @@ def machine() -> str:
 
 def page(sizes: list[Size], others: list[Beside], remark: str, head: str) -> str:
     lines = [head, "",
-             "| trace | kernels | file | `analyze` | peak memory | bare scan | analyze / scan |",
-             "|---|---:|---:|---:|---:|---:|---:|"]  # fmt: skip
+             "| trace | kernels | file | `analyze` | peak memory | bare scan | analyze / scan | in CPU time |",
+             "|---|---:|---:|---:|---:|---:|---:|---:|"]  # fmt: skip
     lines += [f"| {s.size} | {s.kernels:,} | {s.file_mb:,.0f} MB | {s.analyze_s:.1f} s | {s.peak_gib:.2f} GiB | "
-              f"{s.scan_s:.2f} s | {s.ratio:.1f} |" for s in sizes]  # fmt: skip
+              f"{s.scan_s:.2f} s | {s.ratio:.1f} | {s.cpu_ratio:.1f} |" for s in sizes]  # fmt: skip
     exponent = growth(sizes)
     if exponent is not None:
         lines += ["", f"Growth of `analyze`: kernels to the power {exponent:.2f}."]

@@ -30,11 +30,12 @@ TP2 = FIXTURES / "h200" / "tp2.sqlite"
 GRAPH = FIXTURES / "h200" / "graph.sqlite"
 SCHEMA = ROOT / "docs" / "result.schema.json"
 # Point 7 of issue 2, word for word.
-COLUMNS = (
-    "host, report, pid, device_id, gpu_uuid, world_rank, pp_rank, tp_rank, rank_source, stable, reason, window_ns, "
-    "compute_ns, comm_ns, fused_ns, copy_ns, overlap_ns, overlap_ratio, exposed_comm_ns, exposed_comm_share, idle_ns, "
-    "allreduce_count, allreduce_total_ns, allreduce_p50_ns, p2p_count, p2p_total_ns, unclassified_share"
-).split(", ")
+COLUMNS = [
+    "host", "report", "pid", "device_id", "gpu_uuid", "world_rank", "pp_rank", "tp_rank", "rank_source", "stable",
+    "reason", "window_ns", "compute_ns", "comm_ns", "fused_ns", "copy_ns", "overlap_ns", "overlap_ratio",
+    "exposed_comm_ns", "exposed_comm_share", "idle_ns", "allreduce_count", "allreduce_total_ns", "allreduce_p50_ns",
+    "p2p_count", "p2p_total_ns", "unclassified_share",
+]  # fmt: skip
 
 
 def process(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
@@ -76,7 +77,7 @@ def test_the_python_api_has_what_the_readme_names() -> None:
     result = nsysk3.analyze(nsysk3.load(GRAPH))
     assert list(result.rank_metrics.to_pandas()["world_rank"]) == [0, 1]
     assert "rank_metrics" in dir(result)
-    with pytest.raises(AttributeError, match="no table 'layer_metricks'; this result has .*rank_metrics"):
+    with pytest.raises(AttributeError, match=r"no table 'layer_metricks'; this result has .*rank_metrics"):
         result.layer_metricks  # noqa: B018
     with pytest.raises(AttributeError, match="no attribute 'analyse'"):
         nsysk3.analyse  # noqa: B018
@@ -84,7 +85,10 @@ def test_the_python_api_has_what_the_readme_names() -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [["analyze"], ["no-such-command"], ["analyze", "--no-such-option", "x"], ["export", "--type", "csv", "x"], ["rules", "explain"]],
+    [
+        ["analyze"], ["no-such-command"], ["analyze", "--no-such-option", "x"], ["export", "--type", "csv", "x"],
+        ["rules", "explain"],
+    ],
     ids=" ".join,
 )  # fmt: skip
 def test_wrong_usage_is_exit_code_2(arguments: list[str]) -> None:

@@ -15,12 +15,15 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from command import run as command
 from conftest import FIXTURES
 from exports import Export, two_ranks
+
+from nsysk3.trace.load import load
 
 GRAPH = FIXTURES / "h200" / "graph.sqlite"
 # As many as the analysis may take on a loaded machine, and far from for ever.
@@ -92,13 +95,13 @@ def damaged(seed: int, kind: str) -> bytes:
 
 
 DAMAGE = {
-    "truncated": 24,
-    "flipped": 32,
-    "flipped in one page": 16,
-    "zeroed": 12,
-    "swapped": 8,
-    "header": 12,
-    "repeated": 2,
+    "truncated": 16,
+    "flipped": 18,
+    "flipped in one page": 10,
+    "zeroed": 8,
+    "swapped": 5,
+    "header": 8,
+    "repeated": 1,
 }
 
 
@@ -121,7 +124,8 @@ def test_bytes_that_were_never_a_database(tmp_path: Path, seed: int) -> None:
 # --- tables and cells of a small one
 
 READ = {
-    "CUPTI_ACTIVITY_KIND_KERNEL": "start end deviceId streamId correlationId globalPid demangledName shortName graphNodeId",
+    "CUPTI_ACTIVITY_KIND_KERNEL": "start end deviceId streamId correlationId globalPid shortName demangledName "
+    "graphNodeId",
     "CUPTI_ACTIVITY_KIND_MEMCPY": "start end deviceId globalPid bytes copyKind",
     "CUPTI_ACTIVITY_KIND_RUNTIME": "start end globalTid correlationId nameId",
     "NVTX_EVENTS": "start end eventType text globalTid textId domainId binaryData",
@@ -192,15 +196,16 @@ def test_the_small_export_has_all_that_is_read(good: Path) -> None:
 @pytest.mark.parametrize("table", READ)
 def test_tables_dropped_emptied_renamed_or_made_of_nulls(changed: Callable[..., Path], table: str) -> None:
     nulls = ", ".join(f"{column} = NULL" for column in READ[table].split())
-    for statement in (
-        f"DROP TABLE {table}",
+    ways = [
         f"DELETE FROM {table}",
-        f"ALTER TABLE {table} RENAME TO {table}_V2",
-        f"ALTER TABLE {table} RENAME TO {table}_V99999999999999999999",
         f"UPDATE {table} SET {nulls}",
+        f"ALTER TABLE {table} RENAME TO {table}_V2",
         f"INSERT INTO {table} SELECT * FROM {table}",
+        f"ALTER TABLE {table} RENAME TO {table}_V99999999999999999999",
         f"CREATE TABLE {table}_V3 (other INTEGER)",
-    ):
+    ]
+    place = list(READ).index(table)
+    for statement in (f"DROP TABLE {table}", ways[place % 6], ways[(place + 3) % 6]):
         code = survives(changed(statement))
         if table != "CUPTI_ACTIVITY_KIND_KERNEL":  # without the rest, kernels are still kernels
             assert code == 0, statement
@@ -209,27 +214,36 @@ def test_tables_dropped_emptied_renamed_or_made_of_nulls(changed: Callable[..., 
 @pytest.mark.parametrize(("table", "column"), [(t, c) for t, columns in READ.items() for c in columns.split()])
 def test_columns_dropped_or_of_another_kind(changed: Callable[..., Path], table: str, column: str) -> None:
     survives(changed(f"ALTER TABLE {table} DROP COLUMN {column}"))
-    # two kinds of cell for each column, so that every kind meets every sort of column
+    # another kind of cell for each column
     place = [c for columns in READ.values() for c in columns.split()].index(column) + list(READ).index(table)
-    names = list(CELLS)
-    for name in (names[place % len(names)], names[(place * 3 + 1) % len(names)]):
-        survives(changed(f"UPDATE {table} SET {column} = ?", values=(CELLS[name],)))
+    name = list(CELLS)[place % len(CELLS)]
+    survives(changed(f"UPDATE {table} SET {column} = ?", values=(CELLS[name],)))
 
 
 @pytest.mark.parametrize("name", CELLS)
-@pytest.mark.parametrize(
-    "column",
-    [
-        "CUPTI_ACTIVITY_KIND_KERNEL.start",
-        "CUPTI_ACTIVITY_KIND_KERNEL.globalPid",
-        "NVTX_EVENTS.globalTid",
-        "StringIds.value",
-        "TARGET_INFO_SESSION_START_TIME.utcEpochNs",
-    ],
-)
-def test_one_bad_cell_in_a_column(changed: Callable[..., Path], column: str, name: str) -> None:
-    table, column = column.split(".")
-    survives(changed(f"UPDATE {table} SET {column} = ? WHERE rowid = 1", values=(CELLS[name],)))
+def test_one_bad_cell_in_a_column(changed: Callable[..., Path], name: str) -> None:
+    for table, column in (
+        ("CUPTI_ACTIVITY_KIND_KERNEL", "start"),
+        ("NVTX_EVENTS", "globalTid"),
+        ("StringIds", "value"),
+    ):
+        survives(changed(f"UPDATE {table} SET {column} = ? WHERE rowid = 1", values=(CELLS[name],)))
+
+
+@pytest.mark.parametrize("name", ["real", "bytes", "text"])
+def test_a_bad_cell_costs_no_other_cell(changed: Callable[..., Path], name: str) -> None:
+    """A column that holds one real number is still read to the last nanosecond: times on UTC have more digits."""
+    utc = 1_795_978_369_579_715_117
+    statement = "UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET start = start + ?, end = end + ?"
+    before = load(changed(statement, values=(utc, utc))).events
+    path = changed(statement, values=(utc, utc))
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET start = ? WHERE rowid = 1", [CELLS[name]])
+        connection.commit()
+    after = load(path).events
+    kernels = [events.filter(pl.col("kind") == "kernel") for events in (before, after)]
+    assert kernels[1].height == kernels[0].height - 1
+    assert kernels[0].join(kernels[1], on=["start", "end", "stream", "rank"], how="semi").height == kernels[1].height
 
 
 def test_objects_that_are_no_tables(changed: Callable[..., Path]) -> None:
@@ -253,7 +267,7 @@ def test_a_table_of_a_module_that_is_not_there(changed: Callable[..., Path]) -> 
 # --- directories of tables
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("kind", ["parquetdir", "arrowdir"])
 def test_damaged_directories(tmp_path: Path, kind: str, seed: int) -> None:
     chance = random.Random(f"{kind} {seed}")
@@ -281,11 +295,9 @@ def test_columns_of_another_type_in_directories(tmp_path: Path, kind: str) -> No
     folder = whole().write_directory(tmp_path / "r")
     for table, column in (
         ("CUPTI_ACTIVITY_KIND_KERNEL", "start"),
-        ("CUPTI_ACTIVITY_KIND_KERNEL", "globalPid"),
         ("NVTX_EVENTS", "text"),
         ("NVTX_EVENTS", "binaryData"),
         ("StringIds", "id"),
-        ("StringIds", "value"),
     ):
         file = folder / f"{table}.parquet"
         kept = file.read_bytes()

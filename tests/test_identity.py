@@ -300,16 +300,14 @@ def test_a_run_directory_is_read_by_its_manifest(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     for node in (0, 1):
         gpus(11, 12, host="container").write(run_dir / "nodes" / f"node{node}" / "trace.sqlite")
+    # node1 was started as the first node
+    ranks = [
+        {"world_rank": first + device, "host": host, "device": device, "pp": first // 2, "tp": device}
+        for host, first in (("node0", 2), ("node1", 0))
+        for device in (0, 1)
+    ]
     manifest = {
-        "run_id": "x",
-        "topology": {"pp": 2, "tp": 2},
-        # node1 was started as the first node
-        "ranks": [
-            {"world_rank": (2 if node == 0 else 0) + device, "host": f"node{node}", "device": device, "pp": 1 - node, "tp": device}
-            for node in (0, 1)
-            for device in (0, 1)
-        ],
-        "a field of tomorrow": {"kept": True},
+        "run_id": "x", "topology": {"pp": 2, "tp": 2}, "ranks": ranks, "a field of tomorrow": {"kept": True},
     }  # fmt: skip
     (run_dir / "run.json").write_text(json.dumps(manifest))
     (run_dir / "analysis").mkdir()

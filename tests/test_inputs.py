@@ -338,13 +338,14 @@ def contents(folder: Path) -> dict[str, tuple[str, int]]:
 
 def killed_writer(path: Path, mode: str) -> None:
     """Leave the -wal or the hot -journal of a writer that died."""
+    commit = "c.execute('commit')" if mode == "wal" else ""
     script = (
         "import os, sqlite3, sys\n"
         "c = sqlite3.connect(sys.argv[1], isolation_level=None)\n"
         f"c.execute('pragma journal_mode={mode}'); c.execute('pragma cache_size=1'); c.execute('begin')\n"
         "c.execute('update CUPTI_ACTIVITY_KIND_KERNEL set streamId = streamId + 100')\n"
         "c.execute('create table more as select * from CUPTI_ACTIVITY_KIND_KERNEL')\n"
-        f"{"c.execute('commit')" if mode == 'wal' else ''}\n"
+        f"{commit}\n"
         "os._exit(0)\n"
     )
     subprocess.run([sys.executable, "-c", script, str(path)], check=True)

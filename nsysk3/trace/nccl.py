@@ -36,10 +36,11 @@ def read_nccl_calls(report: Report) -> pl.DataFrame:
     source = report.source
     numbers = ("start", "end", "globalTid", "textId")
     blobs = ("binaryData",)
-    rows = source.read("NVTX_EVENTS", numbers, blobs=blobs, only={"eventType": [PUSH_POP], "textId": ids})
-    strings = report.strings.select(pl.col("id").alias("textId"), pl.col("value").alias("op"))
-    rows = rows.join(strings, on="textId", how="left").drop("textId")
-    if not ids:  # NCCL registers its names; a trimmed or hand-made export may hold them as text
+    if ids and "textId" in source.columns("NVTX_EVENTS"):
+        rows = source.read("NVTX_EVENTS", numbers, blobs=blobs, only={"eventType": [PUSH_POP], "textId": ids})
+        strings = report.strings.select(pl.col("id").alias("textId"), pl.col("value").alias("op"))
+        rows = rows.join(strings, on="textId", how="left").drop("textId")
+    else:  # NCCL registers its names; a trimmed or hand-made export may hold them as text
         rows = source.read("NVTX_EVENTS", numbers[:3], texts=("text",), blobs=blobs, only={"eventType": [PUSH_POP]})
         rows = rows.rename({"text": "op"}).filter(pl.col("op").str.contains(r"^nccl[A-Z]"))
     start, end = pl.col("start"), pl.col("end")
