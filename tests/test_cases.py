@@ -218,12 +218,13 @@ def test_case_quent_473_impossible_times_are_dropped_and_said(analyzed: Any, tmp
     export = Export().kernel(GEMM, 0, 100).kernel(GEMM, 50, 40).kernel(GEMM, 1, 1).memcpy(30, 20)
     kernels = export.rows["CUPTI_ACTIVITY_KIND_KERNEL"]
     kernels.append({**kernels[0], "end": 0})
+    kernels.append({**kernels[0], "start": 0})
     kernels.append({**kernels[0], "start": None})
     export.nvtx("fine", 0, 100).nvtx("backwards", 100, 90)
     result = analyzed(export)
     rank = only(result)
-    assert (rank.dropped_rows, rank.kernel_count, rank.compute_ns, rank.copy_ns) == (4, 2, 100 * US, 0)
-    assert any("4 GPU rows dropped" in note for note in result.document.notes)
+    assert (rank.dropped_rows, rank.kernel_count, rank.compute_ns, rank.copy_ns) == (5, 2, 100 * US, 0)
+    assert any("5 GPU rows dropped" in note for note in result.document.notes)
     ranges = read_nvtx(open_report(tmp_path / "case.sqlite", "r"))
     assert ranges["name"].to_list() == ["fine"]
 

@@ -513,6 +513,7 @@ def test_an_interrupted_command_ends_with_one_line(tmp_path: Path, number: signa
             if (tmp_path / "started").exists() or started.poll() is not None:
                 break
             time.sleep(0.1)
+        time.sleep(1)  # past the start of nsys and into waiting for it
         started.send_signal(number)
         try:
             out, err = started.communicate(timeout=60)

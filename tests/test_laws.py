@@ -317,7 +317,7 @@ def analyzed(export: Export, **options: Any) -> Result:
         return nsysk3.analyze(export.write(place / "r.sqlite"), **options)
 
 
-@settings(TRACES, max_examples=25)
+@settings(TRACES, max_examples=10)
 @given(traces())
 def test_numbers_of_a_trace_hold_together(export: Export) -> None:
     result = analyzed(export)
@@ -347,7 +347,7 @@ def same_tables(one: Result, other: Result, *, but: tuple[str, ...] = ()) -> Non
         assert left.equals(right), name
 
 
-@settings(TRACES, max_examples=20)
+@settings(TRACES, max_examples=12)
 @given(traces(), st.randoms(use_true_random=False))
 def test_the_order_of_rows_in_the_file_changes_nothing(export: Export, shuffle: random.Random) -> None:
     before = analyzed(export)
@@ -369,7 +369,7 @@ def moved(export: Export, nanoseconds: int) -> Export:
     return other
 
 
-@settings(TRACES, max_examples=15)
+@settings(TRACES, max_examples=10)
 @given(traces(), st.integers(-900_000_000, 10**15))
 def test_when_it_all_happened_changes_nothing_but_the_date(export: Export, by: int) -> None:
     before, after = analyzed(export), analyzed(moved(export, by))
@@ -394,7 +394,7 @@ def per_process(export: Export, pid: int) -> Export:
     return other
 
 
-@settings(TRACES, max_examples=15)
+@settings(TRACES, max_examples=10)
 @given(traces())
 def test_one_report_or_one_for_each_process_gives_the_same_ranks(export: Export) -> None:
     together = analyzed(export).rank_metrics.select(SECTION_4)
@@ -427,7 +427,7 @@ def test_a_real_report_cut_by_process_gives_the_same_ranks(trace: str, tmp_path:
     assert apart.rank_metrics.select(SECTION_4).equals(whole.rank_metrics.select(SECTION_4))
 
 
-@settings(TRACES, max_examples=15)
+@settings(TRACES, max_examples=10)
 @given(traces(), st.integers(1, 260_999))
 def test_two_windows_that_meet_add_up_to_the_capture(export: Export, cut: int) -> None:
     with folder() as place:

@@ -24,7 +24,7 @@ from nsysk3.analysis.roles import assign_roles
 from nsysk3.analysis.run_tables import budget_table, device_table, unclassified_table
 from nsysk3.analysis.stability import stability
 from nsysk3.analysis.stragglers import straggler_table
-from nsysk3.analysis.summaries import budget_summary, top_kernels
+from nsysk3.analysis.summaries import budget_summary, report_tables, top_kernels
 from nsysk3.analysis.timeline import timeline_table
 from nsysk3.analysis.windows import WindowSpec, capture_windows, explicit_windows, parse_window, within
 from nsysk3.classify import RuleSet
@@ -127,6 +127,7 @@ def _result(
         "unattributed": _plain(unattributed_reasons(counted)),
         "timeline": _plain(timeline),
     }
+    tables |= report_tables(tables)
     about_layers = _layer_info(attributed, counted, ranks, inside, drawn)
     notes = [*rules.notes, *attributed.notes, *_attribution_note(about_layers)]
     return Result(document(loaded, tables, found, info, about_layers, notes), tables)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 
 REDACTED = "[redacted]"
-_NAME = (
-    r"(?:pass(?:word|wd|phrase)?|secret|token(?!s\b|izer)|(?:api|access|private)[-_]?key|credential|authorization)"
-)
+_NAME = r"(?:pass(?:word|wd|phrase)?|secret|token(?!s\b|izer)|(?:api|access|private)[-_]?key|credential|authorization)"
 _KEY = re.compile(rf"(?:^|[._-]){_NAME}(?:$|[._-])", re.IGNORECASE)
-# ``--api-key x``, ``HF_TOKEN=x``, ``"password": "x"``, ``Authorization: Bearer x``
-_IN_TEXT = re.compile(rf"([-\w]*{_NAME}[-\w]*[\"']?(?:\s*[:=]\s*|\s+)(?:bearer\s+)?[\"']?)([^\s\"',;]+)", re.IGNORECASE)
-_IN_ADDRESS = re.compile(r"(\w+://[^\s/:@]+:)[^\s/@]+(@)")
+# ``--api-key x``, ``HF_TOKEN=x``, ``"password": "x"``, ``Authorization: Bearer x``.  Every repeat is bounded or starts
+# at a fixed text: a hostile value must not make the search quadratic.
+_IN_TEXT = re.compile(
+    rf"({_NAME}[-\w]{{0,40}}[\"']?(?:\s{{0,5}}[:=]\s{{0,5}}|\s{{1,5}})(?:bearer\s{{1,5}})?[\"']?)([^\s\"',;]+)",
+    re.IGNORECASE,
+)
+_IN_ADDRESS = re.compile(r"(://[^\s/:@]{1,200}:)[^\s/@]{1,400}(@)")
 
 
 def redact(name: str, value: str) -> str:

@@ -30,13 +30,10 @@ class View:
         """result.json."""
         return self.result.document
 
-    @cached_property
+    @property
     def tables(self) -> Mapping[str, pl.DataFrame]:
-        """The result's tables; those that only readers need are made where an older result lacks them."""
-        from nsysk3.analysis.summaries import report_tables
-
-        have = self.result.tables
-        return have if "p2p_summary" in have else {**report_tables(have), **have}
+        """The result's tables."""
+        return self.result.tables
 
     def table(self, name: str) -> pl.DataFrame:
         """A table, empty where the result has none of that name."""
