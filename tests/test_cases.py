@@ -229,6 +229,18 @@ def test_case_quent_473_impossible_times_are_dropped_and_said(analyzed: Any, tmp
     assert ranges["name"].to_list() == ["fine"]
 
 
+def test_percentiles_lie_between_the_two_nearest_durations(analyzed: Any) -> None:
+    export = Export()
+    for length in range(1, 11):
+        export.kernel(ALLREDUCE, length * 100, length * 100 + length)
+    result = analyzed(export)
+    rank = only(result)
+    assert (rank.allreduce_p50_ns, rank.allreduce_p95_ns, rank.allreduce_p99_ns) == pytest.approx((5500, 9550, 9910))
+    for table in (result.roles, result.categories, result.kernels):
+        (row,) = table.select("count", "total_ns", "p50_ns", "p95_ns", "p99_ns", "max_ns").rows()
+        assert row == pytest.approx((10, 55_000, 5500, 9550, 9910, 10_000))
+
+
 def test_case_nsys_ai_278_exposed_communication_is_always_shown(analyzed: Any, tmp_path: Path) -> None:
     export = Export().kernel(GEMM, 0, 40).kernel(ALLREDUCE, 0, 100, stream=20)
     rank = only(analyzed(export))

@@ -28,6 +28,7 @@ from nsysk3.analysis.summaries import budget_summary, report_tables, top_kernels
 from nsysk3.analysis.timeline import timeline_table
 from nsysk3.analysis.windows import WindowSpec, capture_windows, explicit_windows, parse_window, within
 from nsysk3.classify import RuleSet
+from nsysk3.errors import InputError
 from nsysk3.result.model import LayerInfo, RankMetrics, WindowInfo
 from nsysk3.result.store import Result
 from nsysk3.trace.load import Run, load
@@ -88,6 +89,7 @@ def _result(
     counted = in_window(events, windows)
     collectives = within(found.collectives, windows, "rank", "start_utc_ns")
     pairs = within(found.pairs, windows, "dst_rank", "recv_start_utc_ns")
+    sent = within(found.pairs, windows, "src_rank", "send_start_utc_ns")
     inside = within(forwards, windows, "rank", "start_utc_ns")
     gaps = stage_gaps(events, found.pairs.select(pl.col("recv_event").alias("event"), "kind"))
     by_rank = budgets(events, windows, gaps)
@@ -130,7 +132,7 @@ def _result(
     tables |= report_tables(tables)
     about_layers = _layer_info(attributed, counted, ranks, inside, drawn)
     notes = [*rules.notes, *attributed.notes, *_attribution_note(about_layers)]
-    return Result(document(loaded, tables, found, info, about_layers, notes), tables)
+    return Result(document(loaded, tables, found, info, about_layers, notes, sent), tables)
 
 
 def _plain(table: pl.DataFrame) -> pl.DataFrame:
@@ -144,7 +146,11 @@ def _windows(
 ) -> tuple[pl.DataFrame, WindowInfo]:
     """The window of every rank, and what was asked for against what could be had."""
     if spec.start_ns is not None:
-        return explicit_windows(captures, spec), WindowInfo(asked=spec.text, used=spec.text)
+        found = explicit_windows(captures, spec)
+        if (found["end"] <= found["start"]).all():
+            length = (captures["end"].max() - captures["start"].min()) / 1e9  # type: ignore[operator]
+            raise InputError(f"--window {spec.text}: no GPU work in it; the run's work lasts {length:.3f} s")
+        return found, WindowInfo(asked=spec.text, used=spec.text)
     if spec.text == "capture":
         return captures, WindowInfo(asked="capture", used="capture")
     found = (

@@ -22,6 +22,10 @@ Floats = NDArray[np.float64]
 END_SPREAD_NS = 25_000
 # A slope is believed when it moves the ends of the span by more than the scatter of the points.
 _DRIFT_POINTS = 20
+# Hosts differ by seconds at most: what fits only when a clock is off by more is two unrelated captures.  An offset as
+# large as the date itself is that of a report without a clock, which may be anywhere.
+_UTC_IS_NEVER_OFF_BY = 10 * 10**9
+_NO_UTC = 10**17
 
 
 @dataclass(frozen=True)
@@ -91,7 +95,8 @@ def align(count: int, observed: Mapping[tuple[int, int], Sequence[Observations]]
     The first report of each connected part is its reference.  Offsets and drifts are a robust (iteratively reweighted)
     solution over all edges, so a few bad edges do not move the rest.
     """
-    edges = [edge for pair, seen in sorted(observed.items()) if (edge := fit_edge(*pair, seen, origin_ns)) is not None]
+    fitted = [edge for pair, seen in sorted(observed.items()) if (edge := fit_edge(*pair, seen, origin_ns)) is not None]
+    edges = [edge for edge in fitted if not _UTC_IS_NEVER_OFF_BY < abs(edge.offset_ns) < _NO_UTC]
     component = _components(count, edges)
     offset = _solve(count, edges, component, [edge.offset_ns for edge in edges])
     drift = _solve(count, edges, component, [edge.drift_ppm * 1e-6 for edge in edges])

@@ -39,8 +39,13 @@ def document(
     window: WindowInfo,
     layers: LayerInfo,
     notes: Sequence[str],
+    sent: pl.DataFrame,
 ) -> ResultDocument:
-    """The document of a result.  ``notes``: what the analyses themselves want said, after the run's own notes."""
+    """The document of a result.
+
+    ``notes``: what the analyses themselves want said, after the run's own notes.
+    ``sent``: P2P pairs whose send lies in the window.
+    """
     clock = clock_document(found.clocks, [report.name for report in run.reports])
     ranks = tables["rank_metrics"]
     return ResultDocument(
@@ -55,7 +60,7 @@ def document(
         clock=ClockInfo.model_validate(clock),
         matched=[MatchedInfo.model_validate(row) for row in matched_counts(found).iter_rows(named=True)],
         layers=layers,
-        sentences=sentences(tables, run.ranks),
+        sentences=sentences(tables, run.ranks, sent),
         summary=summary(ranks),
         ranks=[RankMetrics.model_validate(row) for row in ranks.iter_rows(named=True)],
         tables={name: rows(table) for name, table in tables.items() if name in IN_DOCUMENT},

@@ -51,6 +51,15 @@ def attribute_layers(
     found = attribute_by_ranges(events, ranks, marked, host_forwards)
     found = attribute_graphs(found, ranks, marked, captured_nodes(reports))
     found, fits = attribute_by_period(found, ranks)
+    graphs = found.filter((pl.col("reason").cast(pl.String) == "graph replay") & (pl.col("kind") == "kernel"))
+    inside = graphs.select("rank").unique().sort("rank")
+    if inside.height:
+        notes.append(
+            f"{_ranks(inside)}: kernels of CUDA graph replays have no layers: neither the graphs' capture nor an eager "
+            "forward is in the trace"
+        )
+        # What is left beside the graphs is no sequence of forwards, and says nothing about its period.
+        fits = fits.filter(pl.col("reason").is_null() | ~pl.col("rank").is_in(inside["rank"].implode()))
     return LayerAttribution(found, marked, host_forwards, fits, (*notes, *_fit_notes(fits)))
 
 

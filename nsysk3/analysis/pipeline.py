@@ -104,7 +104,8 @@ def pipeline_table(
 
     ``busy_ns`` = compute, fused and tensor-parallel communication; ``stage_wait_ns`` = the exposed waits for the stages
     before and behind plus ``stage_idle_ns``, by phase ``fill``/``steady``/``drain``; ``bubble_ns`` = exposed Stage wait
-    plus all idle time; ``micro_batches``; ``ideal_bubble_share`` = (S-1)/(M+S-1); ``imbalance`` = busiest stage over
+    plus all idle time; ``micro_batches`` = whole forwards of the rank;
+    ``ideal_bubble_share`` = (S-1)/(M+S-1), M the most of any rank; ``imbalance`` = busiest stage over
     mean; forward times null where no forwards were found.  Only the exposed part of a wait counts: a receive that spins
     beside compute holds nothing up.
     """
@@ -114,6 +115,8 @@ def pipeline_table(
     waiting = _exposed_stage_wait(events, windows, known)
     number = known["stage"].n_unique()
     batches = _micro_batches(forwards)
+    # What the pipeline was given: a stage whose capture lost a forward still had it.
+    given = max(batches.values(), default=0)
     rows = []
     for rank, stage in known.select("rank", "stage").iter_rows():
         budget = budgets[rank]
@@ -130,7 +133,7 @@ def pipeline_table(
                 "idle_ns": budget.idle_ns, "bubble_ns": bubble,
                 "bubble_share": bubble / budget.window_ns if budget.window_ns else None,
                 "micro_batches": count,
-                "ideal_bubble_share": (number - 1) / (count + number - 1) if count else None,
+                "ideal_bubble_share": (number - 1) / (given + number - 1) if given else None,
             }
         )  # fmt: skip
     integer = (

@@ -12,11 +12,14 @@ from nsysk3.analysis.stragglers import straggler_notes
 _MANY_STAGES = 16
 
 
-def sentences(tables: Mapping[str, pl.DataFrame], ranks: pl.DataFrame) -> list[str]:
-    """What each stage's Send/Recv was, what ran beside compute, the bubble, and who is late."""
+def sentences(tables: Mapping[str, pl.DataFrame], ranks: pl.DataFrame, sent: pl.DataFrame) -> list[str]:
+    """What each stage's Send/Recv was, what ran beside compute, the bubble, and who is late.
+
+    Table ``p2p`` holds the messages received in the window of their receiver; ``sent`` those sent in their sender's.
+    """
     names = _names(tables, ranks)
     return [
-        *_stage_sentences(tables, names),
+        *_stage_sentences(tables, names, sent),
         *_collective_sentences(tables, names),
         *_kind_sentence(tables),
         *outlier_sentences(tables["layer_rows"]),
@@ -39,7 +42,7 @@ def _names(tables: Mapping[str, pl.DataFrame], ranks: pl.DataFrame) -> dict[int,
     return names
 
 
-def _stage_sentences(tables: Mapping[str, pl.DataFrame], names: Mapping[int, str]) -> list[str]:
+def _stage_sentences(tables: Mapping[str, pl.DataFrame], names: Mapping[int, str], sends: pl.DataFrame) -> list[str]:
     pairs = tables["p2p"]
     if pairs.is_empty():
         return []
@@ -48,7 +51,7 @@ def _stage_sentences(tables: Mapping[str, pl.DataFrame], names: Mapping[int, str
     for rank, stage in (
         stages.select("rank", "stage").sort("stage", "rank").unique("stage", maintain_order=True).iter_rows()
     ):
-        received, sent = pairs.filter(pl.col("dst_rank") == rank), pairs.filter(pl.col("src_rank") == rank)
+        received, sent = pairs.filter(pl.col("dst_rank") == rank), sends.filter(pl.col("src_rank") == rank)
         for kind in ("activation", "result"):
             said += _boundary(names[rank], names, received.filter(pl.col("kind") == kind), kind, "recv")
             if kind == "activation":
@@ -75,8 +78,9 @@ def _boundary(name: str, names: Mapping[int, str], pairs: pl.DataFrame, kind: st
     hidden = int(pairs[f"{half}_wait_hidden_ns"].sum())
     if hidden > wait / 100:
         text += f"; {_ms(hidden)} of the waiting ran beside compute and cost nothing"
-    first = int(pairs.sort(f"{half}_start_utc_ns")[f"{half}_wait_ns"][0])
-    if half == "recv" and kind == "activation" and wait > 0 and first > wait / 2 and len(pairs) > 1:
+    earliest = pairs.sort(f"{half}_start_utc_ns").row(0, named=True)
+    first, filling = int(earliest[f"{half}_wait_ns"]), earliest["seq"] == 0  # the first of its channel in the capture
+    if half == "recv" and kind == "activation" and filling and first > wait / 2 and len(pairs) > 1:
         text += f" ({_ms(first)} of it for the first one: the pipeline filling)"
     return [text]
 

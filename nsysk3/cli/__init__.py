@@ -5,6 +5,7 @@ Commands import what they need when they run, so that ``nsysk3 --help`` answers 
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import signal
@@ -65,6 +66,8 @@ def main() -> None:
     """Run the command line; every foreseen error is one line on stderr and an exit code."""
     signal.signal(signal.SIGINT, _stop)
     signal.signal(signal.SIGTERM, _stop)
+    # The reader (head, less) went away: end as any Unix tool does, not with the exit code of a failed gate.
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a bar that the terminal's encoding lacks is no reason to fail
             stream.reconfigure(errors="replace")
@@ -74,13 +77,11 @@ def main() -> None:
         _fail(str(error), error.exit_code)
     except _StoppedError:
         _fail("interrupted", 130)
-    except BrokenPipeError:
-        # The reader (head, less) went away: nobody is left to tell, and Python must not try at exit either.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(141)
     except MemoryError:
         _fail("out of memory; analyse fewer reports at once or a shorter --window", 3)
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+            _fail(f"the output cannot be written ({error.strerror})", 3)
         if os.environ.get("NSYSK3_DEBUG"):
             raise
         detail = " ".join(str(error).split())[:300]

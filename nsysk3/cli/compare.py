@@ -56,14 +56,15 @@ def compare(
     from nsysk3.compare.gate import FAILED, Gate, check
 
     gates = [Gate.parse(text) for text in fail_on or ()]
-    from nsysk3.cli.results import open_result
+    from nsysk3.cli.results import open_result, tell_problems
+    from nsysk3.run.files import write_text
 
     with status(quiet) as progress:
         results = [open_result(path, window, progress) for path in (base, *others)]
         comparison = run_comparison(results[0], results[1:], label)
     text = comparison.to_json() if json else _rendered(comparison, results, form, lang)
     if out:
-        _write(out, text)
+        write_text(out, text, (base, *others))
         typer.echo(f"comparison written to {out}", err=True)
     else:
         typer.echo(text, nl=False)
@@ -72,6 +73,7 @@ def compare(
         typer.echo(f"gate: {outcome.text}", err=True)
     if any(outcome.state == "failed" for outcome in outcomes):
         raise typer.Exit(FAILED)
+    tell_problems(*results)
 
 
 def _rendered(comparison: Comparison, results: list[Result], form: Format, lang: str) -> str:
@@ -91,16 +93,3 @@ def _rendered(comparison: Comparison, results: list[Result], form: Format, lang:
     text = StringIO()
     print_comparison(comparison, console(text))
     return text.getvalue()
-
-
-def _write(path: Path, text: str) -> None:
-    """Beside and renamed: a killed command leaves no half file."""
-    from nsysk3.errors import MissingToolError
-
-    beside = path.with_name(f".{path.name}.part")
-    try:
-        beside.write_text(text, "utf-8")
-        beside.replace(path)
-    except OSError as error:
-        beside.unlink(missing_ok=True)
-        raise MissingToolError(f"{path}: cannot be written ({error.strerror or error})") from error

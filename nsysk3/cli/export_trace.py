@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from nsysk3.cli.analyze import PARTIAL
 from nsysk3.cli.progress import status
 
 
@@ -31,11 +32,17 @@ def export_trace(
     from nsysk3.analysis.roles import assign_roles
     from nsysk3.classify import RuleSet
     from nsysk3.report.perfetto import write_trace
+    from nsysk3.run.files import keep_inputs
     from nsysk3.trace.load import load
 
+    keep_inputs(out, paths)
     with status(quiet) as progress:
         run = load(paths, nsys=nsys, ranks=ranks, progress=progress)
         named = assign_roles(run.events, run.names, run.nccl_calls, RuleSet.load(rules))
         found = cross_rank(named, run.ranks, len(run.reports))
         count = write_trace(out, found.events, run.ranks, run.names, found.pairs)
     typer.echo(f"{count:,} events written to {out}", err=True)
+    for problem in run.problems:
+        typer.echo(f"nsysk3: {problem}", err=True)
+    if run.problems:
+        raise typer.Exit(PARTIAL)

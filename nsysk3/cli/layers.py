@@ -24,7 +24,7 @@ def layers(
     One row a layer, medians over its ranks and forwards; the tables layers.parquet and layer_summary.parquet of
     `nsysk3 analyze --out` have every forward and rank.
     """
-    from nsysk3.cli.results import open_result
+    from nsysk3.cli.results import open_result, tell_problems
     from nsysk3.report.layers_terminal import print_layers
     from nsysk3.report.terminal import console
 
@@ -34,3 +34,4 @@ def layers(
         typer.echo(result.tables["layer_rows"].write_csv(), nl=False)
     else:
         print_layers(result, console())
+    tell_problems(result)

@@ -52,34 +52,34 @@ def report(
 
     Results that analyze saved are used as they are; traces are analysed first, and nothing but the page is written.
     """
+    from nsysk3.cli.results import tell_problems
+    from nsysk3.run.files import write_text
+
     with status(quiet) as progress:
         result, folder = _result(paths, window, progress)
         text = _rendered(result, form, lang)
     if form is Format.md and out is None:
         typer.echo(text, nl=False)
+        tell_problems(result)
         return
     target = out or (folder or Path()) / PAGE_NAME
-    _write(target, text)
+    write_text(target, text, paths)
     typer.echo(f"report written to {target}", err=True)
     if open_page:
         typer.launch(target.absolute().as_uri())
+    tell_problems(result)
 
 
 def _result(
     paths: list[Path], window: str | None, progress: Callable[[str], None] | None
 ) -> tuple[Result, Path | None]:
-    """Saved results of the window asked for and where they lie, else those of the traces."""
-    from nsysk3.result import Result
-    from nsysk3.result.store import RESULT_NAME
-
-    for folder in (paths[0], paths[0] / "analysis") if len(paths) == 1 else ():
-        if (folder / RESULT_NAME).is_file():
-            saved = Result.load(folder)
-            if window in (None, saved.document.window.asked):
-                return saved, folder
+    """The result, and where it lies when it was saved before."""
     from nsysk3.analysis.analyze import analyze
+    from nsysk3.cli.results import open_result, saved_results
 
-    return analyze(paths, window=window or "capture", progress=progress), None
+    if len(paths) > 1:
+        return analyze(paths, window=window or "capture", progress=progress), None
+    return open_result(paths[0], window, progress), saved_results(paths[0])
 
 
 def _rendered(result: Result, form: Format, lang: Language) -> str:
@@ -90,16 +90,3 @@ def _rendered(result: Result, form: Format, lang: Language) -> str:
     from nsysk3.report.html import render_report
 
     return render_report(result, lang=lang.value)
-
-
-def _write(path: Path, text: str) -> None:
-    """Beside and renamed: a killed command leaves no half file."""
-    from nsysk3.errors import MissingToolError
-
-    beside = path.with_name(f".{path.name}.part")
-    try:
-        beside.write_text(text, "utf-8")
-        beside.replace(path)
-    except OSError as error:
-        beside.unlink(missing_ok=True)
-        raise MissingToolError(f"{path}: cannot be written ({error.strerror or error})") from error

@@ -6,8 +6,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import typer
+
+from nsysk3.cli.analyze import PARTIAL
+
 if TYPE_CHECKING:
     from nsysk3.result import Result
+
+
+def saved_results(path: Path) -> Path | None:
+    """The folder with the saved results that a path means: itself, or its analysis/ folder."""
+    from nsysk3.result.store import RESULT_NAME
+
+    return next((folder for folder in (path, path / "analysis") if (folder / RESULT_NAME).is_file()), None)
 
 
 def open_result(path: Path, window: str | None, progress: Callable[[str], None] | None) -> Result:
@@ -15,18 +26,25 @@ def open_result(path: Path, window: str | None, progress: Callable[[str], None] 
 
     Saved results are taken only when they are of the window asked for (None: of any).  Raises InputError.
     """
+    from nsysk3.analysis.analyze import analyze
     from nsysk3.errors import InputError
     from nsysk3.result import Result
-    from nsysk3.result.store import RESULT_NAME
 
-    for folder in (path, path / "analysis"):
-        if (folder / RESULT_NAME).is_file():
-            saved = Result.load(folder)
-            if window in (None, saved.document.window.asked):
-                return saved
-            if folder == path:
-                asked = saved.document.window.asked
-                raise InputError(f"{path}: these results are of window {asked}; analyze the traces with {window}")
-    from nsysk3.analysis.analyze import analyze
-
+    folder = saved_results(path)
+    if folder:
+        saved = Result.load(folder)
+        if window in (None, saved.document.window.asked):
+            return saved
+        if folder == path:
+            asked = saved.document.window.asked
+            raise InputError(f"{path}: these results are of window {asked}; analyze the traces with {window}")
     return analyze(path, window=window or "capture", progress=progress)
+
+
+def tell_problems(*results: Result) -> None:
+    """Name the inputs that gave no rank on stderr and end with exit code 2: what was shown lacks them."""
+    problems = [problem.message for result in results for problem in result.document.problems]
+    for message in problems:
+        typer.echo(f"nsysk3: {message}", err=True)
+    if problems:
+        raise typer.Exit(PARTIAL)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from typing import Literal, cast
@@ -46,7 +47,11 @@ class Gate:
             raise InputError(f"--fail-on {text!r}: {metric} is compared per {', '.join(BY_NAME[metric].scopes)}")
         if unit in _UNITS and BY_NAME[metric].unit != "ns":
             raise InputError(f"--fail-on {text!r}: {metric} is not a time")
+        if unit == "%" and not found["sign"] and BY_NAME[metric].unit != "share":
+            raise InputError(f"--fail-on {text!r}: {found['number']}% of what? For a change write +{found['number']}%")
         size = float(found["number"]) * (0.01 if unit == "%" else _UNITS.get(unit, 1.0))
+        if not math.isfinite(size):
+            raise InputError(f"--fail-on {text!r}: the threshold is not a finite number")
         signed = bool(found["sign"])
         return cls(
             text=text.strip(),

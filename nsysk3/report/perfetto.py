@@ -11,8 +11,8 @@ from typing import Any
 
 import polars as pl
 
-from nsysk3.errors import MissingToolError
 from nsysk3.report.text import clean
+from nsysk3.run.files import replacing
 
 # Microseconds with three decimals keep the nanosecond; counted from the first event a double loses none of it.
 _US = 1e3
@@ -57,22 +57,16 @@ def write_trace(
 ) -> int:
     """Write the trace, gzipped where the name ends so; the number of events.  Beside and renamed, as all files are."""
     path = Path(out)
-    beside = path.with_name(f".{path.name}.part")
     count = 0
-    try:
-        with (
-            gzip.open(beside, "wt", encoding="utf-8")
-            if path.suffix == ".gz"
-            else beside.open("w", encoding="utf-8") as file
-        ):
+    with replacing(path) as beside:
+        opened = (
+            gzip.open(beside, "wt", encoding="utf-8") if path.suffix == ".gz" else beside.open("w", encoding="utf-8")
+        )
+        with opened as file:
             file.write('{"displayTimeUnit":"ns","traceEvents":[\n')
             for count, event in enumerate(trace_events(events, ranks, names, pairs), 1):
                 file.write(("" if count == 1 else ",\n") + json.dumps(event, ensure_ascii=True, separators=(",", ":")))
             file.write("\n]}\n")
-        beside.replace(path)
-    except OSError as error:
-        beside.unlink(missing_ok=True)
-        raise MissingToolError(f"{path}: cannot be written ({error.strerror or error})") from error
     return count
 
 

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +13,7 @@ from pydantic import ValidationError
 
 from nsysk3.errors import InputError, MissingToolError
 from nsysk3.result.model import SCHEMA_VERSION, ResultDocument
+from nsysk3.run.files import replacing, write_text
 
 if TYPE_CHECKING:
     from nsysk3.report.figures import Figures
@@ -74,11 +72,12 @@ class Result:
         try:
             out.mkdir(parents=True, exist_ok=True)
             for name, table in self.tables.items():
-                _write(out / f"{name}.parquet", table.write_parquet)
+                with replacing(out / f"{name}.parquet") as beside:
+                    table.write_parquet(beside)
                 if name in _AS_CSV:
-                    _write(out / f"{name}.csv", table.write_csv)
-            text = self.to_json().encode()
-            _write(out / RESULT_NAME, lambda path: path.write_bytes(text))
+                    with replacing(out / f"{name}.csv") as beside:
+                        table.write_csv(beside)
+            write_text(out / RESULT_NAME, self.to_json())
         except (OSError, pl.exceptions.PolarsError) as error:  # polars calls a full disk a ComputeError
             reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
             raise MissingToolError(f"{out}: results cannot be written here ({reason})") from error
@@ -104,17 +103,3 @@ class Result:
 def rows(table: pl.DataFrame) -> list[dict[str, Any]]:
     """A table as JSON-ready rows."""
     return table.to_dicts()
-
-
-def _write(path: Path, write: Callable[[Path], object]) -> None:
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    os.close(handle)
-    beside = Path(name)
-    try:
-        write(beside)
-        beside.chmod(0o644)
-        beside.replace(path)
-    except BaseException:
-        with suppress(OSError):
-            beside.unlink()
-        raise

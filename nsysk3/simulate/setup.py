@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from nsysk3.errors import InputError
 from nsysk3.simulate.config import Config, Machine
 from nsysk3.simulate.faults import parse_fault
 from nsysk3.simulate.presets import preset as find_preset
@@ -26,6 +28,9 @@ def configure(preset: str | None, faults: Sequence[str], changes: Mapping[str, A
     InputError for what cannot be.
     """
     given = {name: value for name, value in changes.items() if value is not None}
+    for name, value in given.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise InputError(f"--{name.replace('_', '-')}: {value} is not a finite number")
     model = {"layers": given.pop("layers")} if "layers" in given else {}
     machine: dict[str, Any] = {"layer_compute_ns": given.pop("layer_us") * 1e3} if "layer_us" in given else {}
     clocks: dict[str, Any] = {"offset_ns": given.pop("offset_ms") * 1e6} if "offset_ms" in given else {}

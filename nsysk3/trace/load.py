@@ -182,8 +182,22 @@ def _assemble(
     labelled = identify(reports, places, manifest=manifest, user_map=user_map, nccl_inits=inits)
     ranks = _rank_frame(labelled, loaded)
     events, names = _events(loaded, ranks)
-    notes = [note for each in loaded for note in _notes(each)]
+    notes = [*_shared_gpus(labelled), *[note for each in loaded for note in _notes(each)]]
     return Run(paths, run_dir, manifest, tuple(reports), ranks, events, names, calls, tuple(problems), tuple(notes))
+
+
+def _shared_gpus(ranks: list[Rank]) -> list[str]:
+    """GPUs that several reports show: a run uses a GPU once, so these are probably several runs."""
+    seen: dict[str, set[str]] = {}
+    for rank in ranks:
+        if rank.gpu_uuid:
+            seen.setdefault(rank.gpu_uuid, set()).add(rank.report_name)
+    twice = sorted({name for names in seen.values() if len(names) > 1 for name in names})
+    if not twice:
+        return []
+    return [
+        f"the same GPUs are in several reports ({', '.join(twice)}): if these are different runs, analyse each alone"
+    ]
 
 
 def _rank_frame(labelled: list[Rank], loaded: list[_Loaded]) -> pl.DataFrame:
