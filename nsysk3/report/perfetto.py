@@ -59,10 +59,8 @@ def write_trace(
     path = Path(out)
     count = 0
     with replacing(path) as beside:
-        opened = (
-            gzip.open(beside, "wt", encoding="utf-8") if path.suffix == ".gz" else beside.open("w", encoding="utf-8")
-        )
-        with opened as file:
+        opener = gzip.open if path.suffix == ".gz" else open
+        with opener(beside, "wt", encoding="utf-8") as file:
             file.write('{"displayTimeUnit":"ns","traceEvents":[\n')
             for count, event in enumerate(trace_events(events, ranks, names, pairs), 1):
                 file.write(("" if count == 1 else ",\n") + json.dumps(event, ensure_ascii=True, separators=(",", ":")))
