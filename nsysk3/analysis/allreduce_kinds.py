@@ -77,6 +77,8 @@ def moe_shares(events: pl.DataFrame) -> pl.DataFrame:
 
 def _flagged(events: pl.DataFrame, *flags: str) -> pl.DataFrame:
     """Events in launch order a rank, with ``order`` and what their category and module are."""
+    # Sorting moves every column: only those that are read.
+    events = events.select(*_NEEDED, "api_start", "category", "module")
     events = events.sort("rank", pl.coalesce("api_start", "start"), "start", "stream", "name_id")
     events = _with_flags(events, *flags)
     return events.select(*_NEEDED, *flags).with_row_index("order")

@@ -18,6 +18,7 @@ from nsysk3.analysis.layer_attribution import LayerAttribution, attribute_layers
 from nsysk3.analysis.layer_summary import layer_rows, layer_summary
 from nsysk3.analysis.layers import attributed_shares, layer_categories, layer_table, unattributed_reasons
 from nsysk3.analysis.metrics import budgets, category_table, in_window, kernel_table, rank_table, role_table
+from nsysk3.analysis.nccl_links import LINK_SCHEMA
 from nsysk3.analysis.nccl_tests import read_nccl_tests
 from nsysk3.analysis.pipeline import infer_stages, pipeline_table, stage_gaps
 from nsysk3.analysis.roles import assign_roles
@@ -66,7 +67,8 @@ def analyze(
     staged = loaded.ranks.drop("pp_rank").join(stages.rename({"stage": "pp_rank"}), on="rank", how="left")
     say("finding layers")
     # Ranges and launches are compared on each report's own clock, so with the events as they were before alignment.
-    attributed = attribute_layers(named, staged, loaded.reports, layer_regex=layer_regex, progress=progress)
+    bare = named.drop(*LINK_SCHEMA, "bytes")  # what layers do not need, so that no step copies it
+    attributed = attribute_layers(bare, staged, loaded.reports, layer_regex=layer_regex, progress=progress)
     events = collective_kinds(found.events.hstack(attributed.events.select(_LAYER_COLUMNS)))
     say("summing up")
     return _result(loaded, spec, ruleset, reference, attributed, found, events, staged)
