@@ -515,6 +515,21 @@ def test_case_jax_toolbox_926_reports_are_placed_on_utc(tmp_path: Path) -> None:
     assert second.window_start_utc_ns - first.window_start_utc_ns == 151_000_000
 
 
+def test_ranks_whose_capture_was_cut_are_not_counted_in_medians(tmp_path: Path) -> None:
+    # GIVEN three nodes that worked for 1000 us, one of which was recorded for 400 us and one for 950 us
+    for node, recorded in enumerate((1000, 400, 950)):
+        export = Export(duration_us=recorded).kernel(GEMM, 0, 300).kernel(GEMM, recorded - 10, recorded)
+        export.write(tmp_path / f"node{node}.sqlite")
+    result = nsysk3.analyze(tmp_path)
+    ranks = result.document.ranks
+    assert [rank.coverage for rank in ranks] == pytest.approx([1, 0.4, 0.95])
+    assert [(rank.stable, rank.reason) for rank in ranks] == [
+        (True, None), (False, "recorded 40.0 % of the run"), (True, None),
+    ]  # fmt: skip
+    assert result.document.summary["stable_ranks"] == 2
+    assert result.document.summary["median"]["window_ns"] == 975 * US
+
+
 def test_real_copies_of_one_fixture_are_told_apart(tmp_path: Path) -> None:
     """Two nodes can have files of the same name: both are ranks, neither hides the other."""
     for node in ("node0", "node1"):

@@ -84,6 +84,14 @@ def test_nccl_payload_of_a_subgroup_is_no_world_rank(loaded: Callable[..., Run])
     assert {source for *_, source in ranks_of(loaded(export)).values()} == {"inferred"}
 
 
+def test_nccl_payload_of_a_subgroup_leaves_it_to_the_next_source(loaded: Callable[..., Run]) -> None:
+    export = gpus(11, 12, 13)
+    for index, pid in enumerate((11, 12)):
+        export.nccl("ncclCommInitRank", 0, 5, pid=pid, comm=5, nranks=2, rank=index, device=index)
+    found = ranks_of(loaded(export.mpi_rank(11, 4).mpi_rank(12, 5).mpi_rank(13, 6)))
+    assert [(world, source) for world, *_, source in found.values()] == [(n, "MPI_RANKS") for n in (4, 5, 6)]
+
+
 def test_mpi_ranks(loaded: Callable[..., Run]) -> None:
     found = ranks_of(loaded(gpus(11, 12).mpi_rank(11, 1).mpi_rank(12, 0)))
     assert found == {12: (0, None, None, None, "MPI_RANKS"), 11: (1, None, None, None, "MPI_RANKS")}

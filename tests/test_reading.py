@@ -66,6 +66,17 @@ def test_tables_that_a_capture_lacks_change_no_interval(tmp_path: Path, table: s
     assert metrics(two_ranks().without(table).write(tmp_path / "less.sqlite")).equals(whole)
 
 
+def test_the_newest_of_several_versions_of_a_table_is_read(opened: Callable[..., Report]) -> None:
+    export = (
+        Export()
+        .nvtx("first", 0, 1)
+        .row("NVTX_EVENTS_V3", start=ns(0), end=ns(1), eventType=59, text="third", globalTid=gtid(1))
+    )
+    export.row("NVTX_EVENTS_V10", start=ns(0), end=ns(1), eventType=59, text="tenth", globalTid=gtid(1))
+    export.row("NVTX_EVENTS_OTHER", text="another table")
+    assert read_nvtx(opened(export))["name"].to_list() == ["tenth"]
+
+
 def test_columns_that_only_some_version_has_are_ignored(tmp_path: Path) -> None:
     whole = metrics(two_ranks().write(tmp_path / "whole.sqlite"))
     export = two_ranks()
