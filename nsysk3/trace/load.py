@@ -246,6 +246,8 @@ def _notes(each: _Loaded) -> list[str]:
         for beside in (report.path.with_name(report.path.name + kind) for kind in ("-wal", "-journal"))
         if beside.is_file() and beside.stat().st_size
     ]
+    if each.gpu.frame["api_end"].null_count() == each.gpu.frame.height:
+        found.append(f"{report.name}: no CUDA API calls in the export, so idle time is not told apart by late launches")
     found += _missing_workers(each)
     said = [" ".join(diagnostic.text.split()) for diagnostic in report.diagnostics if diagnostic.matters]
     found += [f"{report.name}: Nsight said {text!r}" for text in said[:_DIAGNOSTICS_SHOWN]]
