@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from nsysk3.cli.progress import status
+from nsysk3.cli.report import Language
 
 if TYPE_CHECKING:
     from nsysk3.compare.model import Comparison
@@ -44,7 +45,7 @@ def compare(
     window: Annotated[
         str | None, typer.Option(help="Window of traces that are analysed here, as for analyze. Default: capture.")
     ] = None,
-    lang: Annotated[str, typer.Option(help="Language of the page: en or zh.")] = "en",
+    lang: Annotated[Language, typer.Option(help="Language of the page.")] = Language.en,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
 ) -> None:
     """Compare runs: PP1 against PP8, a ladder of PP degrees, or before and after.
@@ -76,11 +77,11 @@ def compare(
     tell_problems(*results)
 
 
-def _rendered(comparison: Comparison, results: list[Result], form: Format, lang: str) -> str:
+def _rendered(comparison: Comparison, results: list[Result], form: Format, lang: Language) -> str:
     if form is Format.html:
         from nsysk3.report.html import render_comparison as render_html
 
-        return render_html(comparison, results, lang=lang)
+        return render_html(comparison, results, lang=lang.value)
     if form is Format.md:
         from nsysk3.report.markdown import render_comparison
 
