@@ -24,11 +24,11 @@ from nsysk3.report.blocks import Column, make_table
 from nsysk3.report.catalogue import LANGUAGES, catalogue
 from nsysk3.report.draw.svg import Svg, ticks
 from nsysk3.report.html import json_block, render_report
-from nsysk3.report.redact import redact
 from nsysk3.report.sections.timeline import pack
 from nsysk3.report.text import clean, shown
 from nsysk3.report.view import View
 from nsysk3.result import Result
+from nsysk3.run.redact import redact
 
 
 def keys(texts: Any, prefix: str = "") -> Iterator[tuple[str, set[str]]]:

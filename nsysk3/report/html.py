@@ -72,8 +72,13 @@ def render_comparison(comparison: Comparison, results: Sequence[Result], lang: s
     )  # fmt: skip
 
 
-def render_page(template: str, title: str, lang: str, sections: list[Section], **fields: Any) -> str:
-    """A template with the sections, its styles and scripts inlined and named by hash in its security policy."""
+def render_page(
+    template: str, title: str, lang: str, sections: list[Section], *, made_by: str | None = None, **fields: Any
+) -> str:
+    """A template with the sections, its styles and scripts inlined and named by hash in its security policy.
+
+    ``made_by``: the last line, where the numbers do not come from a result.
+    """
     texts = catalogue(lang)
     style, script = _asset("page.css"), "\n".join(_asset(name) for name in _SCRIPTS)
     labels = {key: value for key, value in texts.texts["ui"].items() if isinstance(value, str)}
@@ -82,7 +87,8 @@ def render_page(template: str, title: str, lang: str, sections: list[Section], *
     labels |= {f"state_{key}": value for key, value in texts.texts["state"].items()}
     page = _environment().get_template(template).render(
         t=texts, lang=lang, title=title, sections=sections, style=Markup(style), script=Markup(script),
-        patterns=Markup(_asset("patterns.svg")), labels=json_block(labels), policy=_policy(style, script), **fields,
+        patterns=Markup(_asset("patterns.svg")), labels=json_block(labels), policy=_policy(style, script),
+        made_by=made_by, **fields,
     )  # fmt: skip
     return page.encode("utf-8", "replace").decode("utf-8")
 

@@ -12,6 +12,8 @@ from nsysk3.run.manifest import MANIFEST_NAME
 
 EXPORT_SUFFIXES = (".sqlite", ".sqlite3", ".db")
 REPORT_SUFFIX = ".nsys-rep"
+# Every whole export directory has it.
+_META_TABLE = "META_DATA_EXPORT"
 # Exports that nsysk3 made itself from the report beside them.
 CACHE_MARK = ".nsysk3"
 # Folders of a run directory that hold results, not traces.
@@ -172,9 +174,14 @@ def _chosen(children: Iterable[Path], *, named: bool = False) -> tuple[list[Path
 def _best(group: list[Path]) -> Path:
     reports = [path for path in group if path.name.lower().endswith(REPORT_SUFFIX)]
     exports = [path for path in group if path.is_dir() or path.suffix.lower() in EXPORT_SUFFIXES]
-    exports = [path for path in exports if not (reports and CACHE_MARK in path.name)]
+    exports = [path for path in exports if not (reports and (CACHE_MARK in path.name or _is_partial(path)))]
     current = [path for path in exports if not reports or path.stat().st_mtime >= reports[0].stat().st_mtime]
     return next(iter([*current, *reports, *exports, *group]))
+
+
+def _is_partial(path: Path) -> bool:
+    """True for the export directory that one of NVIDIA's recipes leaves beside a report: the few tables it needed."""
+    return path.is_dir() and not any(path.glob(f"{_META_TABLE}.*"))
 
 
 def natural(path: Path) -> list[tuple[int, int | str]]:

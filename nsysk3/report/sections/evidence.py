@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from nsysk3.report.blocks import Block, Column, Prose, Section, Table, make_table
-from nsysk3.report.redact import redact
 from nsysk3.report.text import clean
 from nsysk3.report.view import View
+from nsysk3.run.redact import redact
 
 _NOTES = 200
 

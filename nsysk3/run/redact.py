@@ -1,8 +1,9 @@
-"""Secrets that a manifest could still hold, out of a page that is forwarded."""
+"""Secrets in settings and commands, out of what is shown, kept or forwarded."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 REDACTED = "[redacted]"
 _NAME = r"(?:pass(?:word|wd|phrase)?|secret|token(?!s\b|izer)|(?:api|access|private)[-_]?key|credential|authorization)"
@@ -21,3 +22,19 @@ def redact(name: str, value: str) -> str:
     if _KEY.search(name):
         return REDACTED
     return _IN_ADDRESS.sub(rf"\1{REDACTED}\2", _IN_TEXT.sub(rf"\1{REDACTED}", value))
+
+
+def redact_argv(argv: Sequence[str]) -> list[str]:
+    """A command line as it may be shown: what follows ``--api-key`` and the like, and secrets inside words, hidden."""
+    shown: list[str] = []
+    secret_follows = False
+    for word in argv:
+        name, equals, _ = word.partition("=")
+        if secret_follows and not word.startswith("--"):
+            shown.append(REDACTED)
+        elif equals and _KEY.search(name.lstrip("-")):
+            shown.append(f"{name}={REDACTED}")
+        else:
+            shown.append(redact("", word))
+        secret_follows = not equals and word.startswith("--") and _KEY.search(word.lstrip("-")) is not None
+    return shown

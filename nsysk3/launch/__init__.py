@@ -1,0 +1,1 @@
+"""Starting servers on hosts, loading them, capturing windows and cleaning up."""
