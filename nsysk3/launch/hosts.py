@@ -1,0 +1,303 @@
+"""The machines of a run: start, follow and end processes there, and move files.
+
+However a run ends (an error, Ctrl-C, a killed nsysk3, a lost connection), the keeper on each host ends there whatever
+the run started, and nothing else.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from nsysk3.errors import InputError, MissingToolError, NsysK3Error, RunFailedError
+from nsysk3.launch.channel import Channel
+from nsysk3.launch.transport import choose_transport, payload
+from nsysk3.run.config import Cluster, Settings
+from nsysk3.run.files import replacing
+
+PIECE = 1 << 20  # bytes of a file in one request
+GRACE_S = 5.0  # for what still runs when a host closes
+CLOSE_S = 120.0  # longest wait for a host that closes in order
+NOW_S = 20.0  # the same when told to be quick
+
+
+@dataclass(frozen=True)
+class Completed:
+    """A command that has ended.  ``code``: -N for signal N, 124: it took too long, 126 or 127: it could not start."""
+
+    code: int
+    out: str
+    err: str
+
+
+@dataclass(frozen=True)
+class ClockOffset:
+    """A host's clock minus ours, in ns, and how far that may be off: half of the shortest round trip."""
+
+    offset_ns: int
+    uncertainty_ns: int
+
+
+class Host:
+    """One machine of a run, as a context manager that ends everything of the run there.  Threads may share it.
+
+    What is asked of it raises RunFailedError, in one line that names the host, when it is lost or cannot do that.
+    """
+
+    def __init__(self, cluster: Cluster, name: str, run_id: str, container_cli: Sequence[str] = ()) -> None:
+        self.name = name
+        self._run_id = run_id
+        self._source = payload()
+        self._transport = choose_transport(cluster, name, run_id, len(self._source))
+        self._cli = list(container_cli)
+        self._containers: set[str] = set()
+        self._folders: set[str] = set()
+        self._channel = Channel(name, run_id, self._transport)
+        self._closing = threading.Lock()
+        self._left: tuple[str, ...] | None = None
+
+    def connect(self) -> Self:
+        """Start the keeper there.  Raises MissingToolError, in one line, when that fails."""
+        self._channel.connect(self._source, self._settings())
+        return self
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def lost(self) -> str | None:
+        """Why nothing can be asked of the host any more; None while it can."""
+        return self._channel.lost
+
+    def clock(self, rounds: int = 20) -> ClockOffset:
+        """How its clock (``time.time_ns()``) differs from ours, from the shortest of some round trips."""
+        best: ClockOffset | None = None
+        for _ in range(max(rounds, 1)):
+            sent = time.time_ns()
+            arrived, answered = self._channel.call("ping")
+            received = time.time_ns()
+            travelled = max((received - sent) - (answered - arrived), 0)
+            if best is None or travelled < 2 * best.uncertainty_ns:
+                best = ClockOffset((arrived - sent + answered - received) // 2, (travelled + 1) // 2)
+        assert best is not None
+        return best
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        timeout_s: float = 30.0,
+        stdin: bytes | None = None,
+        container: str | None = None,
+    ) -> Completed:
+        """Run a command to its end, without a shell; ``env`` is added to the host's.
+
+        What takes too long is killed with all that it started.  Of much output the beginning and the end are kept.
+        ``container``: the name of the container that the command runs, where it runs one, so that it is ended too.
+        """
+        self._containers |= {container} if container else set()
+        data = base64.b64encode(stdin or b"").decode()
+        what: dict[str, Any] = {"argv": list(argv), "env": dict(env or {}), "cwd": cwd, "container": container}
+        return Completed(*self._channel.call("run", timeout_s, **what, timeout_s=timeout_s, data=data))
+
+    def start(
+        self,
+        name: str,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        log: str,
+        container: str | None = None,
+    ) -> None:
+        """Start a process that goes on, known as ``name`` from now on; its output and errors go to the file ``log``.
+
+        ``container``: the name of the container that the command runs, where it runs one, so that it is ended too.
+        """
+        self._containers |= {container} if container else set()
+        what: dict[str, Any] = {"argv": list(argv), "env": dict(env or {}), "cwd": cwd, "container": container}
+        self._channel.call("start", name=name, log=log, **what)
+
+    def poll(self, name: str) -> int | None:
+        """Exit code of what was started, None while it runs."""
+        code: int | None = self._channel.call("poll", name=name)
+        return code
+
+    def tail(self, name: str, offset: int = 0) -> tuple[str, int]:
+        """What its log has from a byte on, at most 256 KiB, and from where to go on."""
+        text, end = self._channel.call("tail", name=name, offset=offset)
+        return text, end
+
+    def stop(self, name: str, grace_s: float, report_s: float = 600.0) -> int | None:
+        """End what was started and all that came of it: first asked, after ``grace_s`` killed; gives the exit code.
+
+        Under nsys the server is ended first; nsys then has ``report_s`` to finish its report.
+        """
+        wait_s = grace_s + report_s + 60.0
+        code: int | None = self._channel.call("stop", wait_s, name=name, grace_s=grace_s, report_s=report_s)
+        return code
+
+    def signal_matching(self, name: str, needle: str, signum: int) -> int:
+        """Signal those of its processes whose command line contains ``needle``, never nsys or a container tool."""
+        count: int = self._channel.call("signal", 60.0, name=name, needle=needle, signum=int(signum))
+        return count
+
+    def make_scratch(self, path: str) -> None:
+        """Make a folder of the run's own, which is removed in the end; it must not be there yet."""
+        self._folders.add(path)
+        self._channel.call("folder", path=path)
+
+    def fetch(self, remote: str, local: Path) -> None:
+        """Copy a file from there."""
+        with replacing(local) as beside, beside.open("wb") as file:
+            while piece := self._channel.call("read", path=remote, offset=file.tell()):
+                file.write(piece)
+
+    def put(self, data: bytes, remote: str, mode: int = 0o600) -> None:
+        """Write a file there; it takes its place when it is whole."""
+        for at in range(0, max(len(data), 1), PIECE):
+            piece = base64.b64encode(data[at : at + PIECE]).decode()
+            last = at + PIECE >= len(data)
+            self._channel.call("write", path=remote, data=piece, first=at == 0, last=last, mode=mode)
+
+    def exists(self, remote: str) -> int | None:
+        """Bytes of a file there, None where there is none."""
+        size: int | None = self._channel.call("size", path=remote)
+        return size
+
+    def remove(self, remote: str) -> None:
+        """Remove a file or an empty folder there."""
+        self._channel.call("remove", path=remote)
+
+    def leftovers(self, run_id: str, scratch: str, *, ending: bool) -> list[tuple[str, str]]:
+        """What another run left there, as kind and name; with ``ending`` it is ended first."""
+        found = self._channel.call("leftovers", 120.0, run=run_id, scratch=scratch, ending=ending, grace_s=GRACE_S)
+        return [(kind, what) for kind, what in found]
+
+    def close(self, now: bool = False) -> tuple[str, ...]:
+        """End everything of the run there; ``now``: without asking first, also while another thread closes in order.
+
+        A host that was lost is tried again.  Gives a line for each thing that may not have ended.
+        """
+        channel = self._channel
+        if channel.began and channel.lost is None:
+            with contextlib.suppress(RunFailedError):
+                channel.post("end", grace_s=0.0 if now else GRACE_S)
+        with self._closing:
+            if self._left is None:
+                if channel.began:
+                    channel.wait(NOW_S if now else CLOSE_S)
+                channel.cut()
+                left = self._close_again() if channel.began and channel.ended is None else channel.ended or ()
+                self._left = tuple(f"{self.name}: {line}" for line in left)
+            return self._left
+
+    def _close_again(self) -> Sequence[str]:
+        """Through another keeper, end what the lost one had; most often it or its guard did that already."""
+        again = Channel(self.name, self._run_id, self._transport, self._channel.token)
+        try:
+            again.connect(self._source, self._settings())
+            again.post("end", grace_s=GRACE_S)
+            again.wait(CLOSE_S)
+            why = again.lost
+        except (MissingToolError, RunFailedError) as error:
+            why = str(error).removeprefix(f"{self.name}: ")
+        again.cut()
+        if again.ended is None:
+            return [f"lost, and then not reached ({why}); `nsysk3 cleanup {self._run_id}` ends what may be left"]
+        return again.ended
+
+    def _settings(self) -> dict[str, Any]:
+        return {
+            "run": self._run_id,
+            "cli": self._cli,
+            "containers": sorted(self._containers),
+            "folders": sorted(self._folders),
+        }
+
+
+def open_host(cluster: Cluster, name: str, run_id: str, container_cli: Sequence[str] = ()) -> Host:
+    """Reach a host.  Raises MissingToolError, in one line, when that fails."""
+    host = Host(cluster, name, run_id, container_cli)
+    try:
+        return host.connect()
+    except BaseException:
+        host.close(now=True)
+        raise
+
+
+@contextmanager
+def open_hosts(settings: Settings, run_id: str, names: Sequence[str]) -> Iterator[list[Host]]:
+    """Reach hosts, all at once, and end everything of the run on all of them in the end.
+
+    Ctrl-C ends it in order, a second Ctrl-C at once.
+    """
+    if len(set(names)) < len(names):
+        raise InputError(f"hosts: {', '.join(names)}: each may be named once")
+    cli = [settings.container.cli] if settings.container.cli else []
+    hosts: list[Host] = []
+    presses = 0
+    try:
+        for name in names:
+            hosts.append(Host(settings.cluster, name, run_id, cli))
+        failed = _for_all(hosts, Host.connect)
+        if failed:
+            raise type(failed[0])("; ".join(str(error) for error in failed))
+        yield hosts
+    except (KeyboardInterrupt, SystemExit):
+        presses = 1
+        raise
+    finally:
+        _close_all(hosts, presses)
+
+
+def _for_all(hosts: Sequence[Host], work: Callable[[Host], object]) -> list[NsysK3Error]:
+    """Do something with every host at once; gives what went wrong, in the order of the hosts."""
+    failed: dict[int, NsysK3Error] = {}
+
+    def attempt(index: int) -> None:
+        try:
+            work(hosts[index])
+        except NsysK3Error as error:
+            failed[index] = error
+
+    for thread in [_in_thread(attempt, index) for index in range(len(hosts))]:
+        thread.join()
+    return [failed[index] for index in sorted(failed)]
+
+
+def _close_all(hosts: Sequence[Host], presses: int) -> None:
+    """Close all hosts whatever is pressed meanwhile; ``presses``: how often Ctrl-C was pressed before."""
+    threads = [_in_thread(host.close, False) for host in hosts]
+    pressed = 0
+    while any(thread.is_alive() for thread in threads):
+        try:
+            for thread in threads:
+                thread.join()
+        except KeyboardInterrupt:
+            pressed += 1
+            if presses + pressed == 2:
+                threads += [_in_thread(host.close, True) for host in hosts]
+    if pressed:
+        raise KeyboardInterrupt
+
+
+def _in_thread(work: Callable[[Any], object], given: object) -> threading.Thread:
+    thread = threading.Thread(target=work, args=(given,), daemon=True)
+    thread.start()
+    return thread
