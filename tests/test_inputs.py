@@ -146,8 +146,11 @@ def test_a_file_given_twice_counts_once(tmp_path: Path, monkeypatch: pytest.Monk
         ({"r.nsysk3.sqlite": 60}, "r.nsysk3.sqlite"),
         ({"r.nsys-rep": 50, "r.qdstrm": 60}, "r.nsys-rep"),
         ({"r.sqlite": 50, "r.qdstrm": 60}, "r.sqlite"),
-        ({"r.nsys-rep": 50, "r_pqtdir/KERNEL.parquet": 60}, "r_pqtdir"),
-        ({"r.nsys-rep": 50, "r_arwdir/KERNEL.arrow": 60}, "r_arwdir"),
+        ({"r.nsys-rep": 50, "r_pqtdir/META_DATA_EXPORT.parquet": 60}, "r_pqtdir"),
+        ({"r.nsys-rep": 50, "r_arwdir/META_DATA_EXPORT.arrow": 60}, "r_arwdir"),
+        # the few tables that one of NVIDIA's recipes exported for itself
+        ({"r.nsys-rep": 50, "r_pqtdir/KERNEL.parquet": 60}, "r.nsys-rep"),
+        ({"r_pqtdir/KERNEL.parquet": 60}, "r_pqtdir"),
     ],
     ids=str,
 )  # fmt: skip

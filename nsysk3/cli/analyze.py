@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +15,13 @@ from nsysk3.cli.progress import status
 PARTIAL = 2
 
 
+class OutputFormat(StrEnum):
+    """What is written."""
+
+    result = "result"
+    recipe = "recipe"
+
+
 def analyze(
     paths: Annotated[
         list[Path],
@@ -22,12 +31,28 @@ def analyze(
         ),
     ],
     window: Annotated[
-        str,
-        typer.Option(help="capture, prefill, steady, or START:END after the run's first kernel, such as 0.5s:2s."),
-    ] = "capture",
+        str | None,
+        typer.Option(
+            help="capture, prefill, steady, or START:END after the run's first kernel, such as 0.5s:2s. Default: "
+            "analyze.window in nsysk3.toml, else capture.",
+            autocompletion=lambda: ["capture", "prefill", "steady"],
+        ),
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(help="Where to write the results. A directory given as PATH gets them in its analysis/ folder."),
+    ] = None,
+    written: Annotated[
+        OutputFormat,
+        typer.Option(
+            "--format",
+            help="result: result.json, CSV and parquet. recipe: a directory as `nsys recipe` writes it, for `nsys "
+            "recipe diff` and the Nsight Systems window; without --out the first free RECIPE-N here.",
+        ),
+    ] = OutputFormat.result,
+    recipe: Annotated[
+        str | None,
+        typer.Option(help="Which recipe --format recipe writes (see `nsysk3 recipes list`); default: nsysk3_overlap."),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print result.json to stdout instead of tables.")] = False,
     rules: Annotated[
@@ -54,17 +79,33 @@ def analyze(
     parquet files. Exit code 2 when an input could not be used; the others are analysed all the same.
     """
     from nsysk3.analysis.analyze import analyze as run_analysis
-    from nsysk3.errors import MissingToolError
+    from nsysk3.errors import InputError, MissingToolError
+    from nsysk3.recipes import DEFAULT_RECIPE, find_recipe
     from nsysk3.report.terminal import console, print_problems, print_result
+    from nsysk3.run.config import load_settings
     from nsysk3.trace.load import load
 
+    started = datetime.now()
+    if recipe and written is not OutputFormat.recipe:
+        raise InputError("--recipe chooses what --format recipe writes: pass both")
+    as_recipe = find_recipe(recipe or DEFAULT_RECIPE) if written is OutputFormat.recipe else None
+    defaults = load_settings().analyze
     with status(quiet) as progress:
         run = load(paths, nsys=nsys, ranks=ranks, progress=progress)
         result = run_analysis(
-            run, window=window, rules=rules, nccl_tests=nccl_tests or (), layer_regex=layer_regex, progress=progress
+            run,
+            window=defaults.window if window is None else window,
+            rules=rules or defaults.rules,
+            nccl_tests=nccl_tests or defaults.nccl_tests,
+            layer_regex=defaults.layer_regex if layer_regex is None else layer_regex,
+            progress=progress,
         )
     # Files first: whoever reads the tables may stop reading (head, less) and end the command.
-    if out:
+    if as_recipe:
+        from nsysk3.recipes.write import write_recipe
+
+        typer.echo(f"recipe written to {write_recipe(result, as_recipe, out, started)}/", err=True)
+    elif out:
         typer.echo(f"results written to {result.save(out)}/", err=True)
     elif run.directory:
         try:
