@@ -11,20 +11,29 @@ import os
 import signal
 import sys
 from types import FrameType
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
 from nsysk3 import __version__
 from nsysk3.cli.analyze import analyze
+from nsysk3.cli.cleanup import cleanup
 from nsysk3.cli.compare import compare
 from nsysk3.cli.demo import demo
+from nsysk3.cli.doctor import doctor
 from nsysk3.cli.export import export
 from nsysk3.cli.export_trace import export_trace
 from nsysk3.cli.layers import layers
+from nsysk3.cli.nccl_bench import nccl_bench
+from nsysk3.cli.open_run import open_run
+from nsysk3.cli.profile import profile
+from nsysk3.cli.progress import is_verbose, verbosely
+from nsysk3.cli.recipes import recipes_app
 from nsysk3.cli.report import report
 from nsysk3.cli.rules import rules_app
 from nsysk3.cli.simulate import simulate
+from nsysk3.cli.sweep import sweep, sweep_app
+from nsysk3.cli.usage import ClickError, UsageError, explain
 from nsysk3.errors import NsysK3Error
 from nsysk3.report.text import clean
 
@@ -36,15 +45,23 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command()(analyze)
-app.command()(compare)
-app.command()(export)
-app.command()(export_trace)
-app.command()(report)
-app.command()(layers)
-app.command()(simulate)
-app.command()(demo)
+app.command()(verbosely(analyze))
+app.command()(verbosely(compare))
+app.command()(verbosely(report))
+app.command("open")(verbosely(open_run))
+app.command()(verbosely(layers))
+app.command()(verbosely(export))
+app.command()(verbosely(export_trace))
+app.command()(verbosely(profile))
+app.command()(verbosely(nccl_bench))
+app.command()(verbosely(cleanup))
+app.command()(verbosely(doctor))
+app.command()(verbosely(simulate))
+app.command()(verbosely(demo))
+sweep_app.callback()(verbosely(sweep))
+app.add_typer(sweep_app, name="sweep")
 app.add_typer(rules_app, name="rules")
+app.add_typer(recipes_app, name="recipes")
 
 
 def _version(wanted: bool) -> None:
@@ -66,31 +83,61 @@ def main() -> None:
     """Run the command line; every foreseen error is one line on stderr and an exit code."""
     signal.signal(signal.SIGINT, _stop)
     signal.signal(signal.SIGTERM, _stop)
-    # The reader (head, less) went away: end as any Unix tool does, not with the exit code of a failed gate.
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a bar that the terminal's encoding lacks is no reason to fail
             stream.reconfigure(errors="replace")
     try:
-        app()
+        code = app(prog_name="nsysk3", standalone_mode=False)
+        sys.stdout.flush()
+    except SystemExit as stop:
+        if _reader_left(stop):
+            _die_of_broken_pipe()
+        raise
+    except BrokenPipeError:
+        _die_of_broken_pipe()
     except NsysK3Error as error:
         _fail(str(error), error.exit_code)
-    except _StoppedError:
+    except UsageError as error:
+        print("\n".join(clean(line, 4000) for line in explain(error).splitlines()), file=sys.stderr)
+        sys.exit(2)
+    except ClickError as error:
+        _fail(str(error), 2)
+    except (_StoppedError, typer.Abort):
         _fail("interrupted", 130)
     except MemoryError:
         _fail("out of memory; analyse fewer reports at once or a shorter --window", 3)
     except Exception as error:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
             _fail(f"the output cannot be written ({error.strerror})", 3)
-        if os.environ.get("NSYSK3_DEBUG"):
+        if os.environ.get("NSYSK3_DEBUG") or is_verbose():
             raise
         detail = " ".join(str(error).split())[:300]
-        _fail(f"internal error, please report it ({type(error).__name__}: {detail}); NSYSK3_DEBUG=1 shows where", 70)
+        _fail(f"internal error, please report it ({type(error).__name__}: {detail}); --verbose shows where", 70)
+    sys.exit(code if isinstance(code, int) else 0)
 
 
-def _fail(text: str, code: int) -> None:
+def _fail(text: str, code: int) -> NoReturn:
     print(f"nsysk3: {clean(' '.join(text.split()), 4000)}", file=sys.stderr)
     sys.exit(code)
+
+
+def _reader_left(stop: BaseException | None) -> bool:
+    """Whether typer or rich ended the command because whoever reads its output did."""
+    while stop is not None:
+        if isinstance(stop, BrokenPipeError):
+            return True
+        stop = stop.__context__
+    return False
+
+
+def _die_of_broken_pipe() -> NoReturn:
+    """End as any Unix tool does when its reader (head, less) went away, not with the exit code of a failed gate.
+
+    Only now: while hosts are talked to, a broken pipe is an error like others and must not end the command.
+    """
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    os.kill(os.getpid(), signal.SIGPIPE)
+    sys.exit(128 + signal.SIGPIPE)
 
 
 class _StoppedError(BaseException):

@@ -42,10 +42,10 @@ def compare(
             "METRIC/forward or METRIC/1k_tokens picks the row. Repeatable.",
         ),
     ] = None,
-    window: Annotated[
-        str | None, typer.Option(help="Window of traces that are analysed here, as for analyze. Default: capture.")
+    window: Annotated[str | None, typer.Option(help="Window of traces that are analysed here, as for analyze.")] = None,
+    lang: Annotated[
+        Language | None, typer.Option(help="Language of the page. Default: report.lang in nsysk3.toml, else en.")
     ] = None,
-    lang: Annotated[Language, typer.Option(help="Language of the page.")] = Language.en,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
 ) -> None:
     """Compare runs: PP1 against PP8, a ladder of PP degrees, or before and after.
@@ -77,11 +77,12 @@ def compare(
     tell_problems(*results)
 
 
-def _rendered(comparison: Comparison, results: list[Result], form: Format, lang: Language) -> str:
+def _rendered(comparison: Comparison, results: list[Result], form: Format, lang: Language | None) -> str:
     if form is Format.html:
+        from nsysk3.cli.results import page_language
         from nsysk3.report.html import render_comparison as render_html
 
-        return render_html(comparison, results, lang=lang.value)
+        return render_html(comparison, results, lang=page_language(lang))
     if form is Format.md:
         from nsysk3.report.markdown import render_comparison
 

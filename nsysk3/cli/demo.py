@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from nsysk3.cli.browser import show
 from nsysk3.cli.progress import status
 
 _SHOWN = ("kimi-k3-6000d-pp1", "kimi-k3-6000d-pp8")
@@ -45,4 +46,4 @@ def demo(
     page.write_text(render_comparison(comparison, results), "utf-8")
     typer.echo(f"runs, results and {page.name} written to {out}/", err=True)
     if open_page:
-        typer.launch(page.absolute().as_uri())
+        show(page)

@@ -32,10 +32,13 @@ def export_trace(
     from nsysk3.analysis.roles import assign_roles
     from nsysk3.classify import RuleSet
     from nsysk3.report.perfetto import write_trace
+    from nsysk3.run.config import load_settings
     from nsysk3.run.files import keep_inputs
     from nsysk3.trace.load import load
 
     keep_inputs(out, paths)
+    if rules is None and (own := load_settings().analyze.rules):
+        rules = Path(own)
     with status(quiet) as progress:
         run = load(paths, nsys=nsys, ranks=ranks, progress=progress)
         named = assign_roles(run.events, run.names, run.nccl_calls, RuleSet.load(rules))

@@ -14,7 +14,7 @@ def layers(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A result or run directory, or traces.")],
     window: Annotated[
         str | None,
-        typer.Option(help="capture, prefill, steady or START:END; default: what was analysed, else capture."),
+        typer.Option(help="capture, prefill, steady or START:END; default: what was analysed, else as for analyze."),
     ] = None,
     csv: Annotated[bool, typer.Option("--csv", help="Print the layer_rows table as CSV.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from nsysk3.cli.browser import show
 from nsysk3.cli.progress import status
 
 if TYPE_CHECKING:
@@ -40,11 +41,11 @@ def report(
     out: Annotated[
         Path | None, typer.Option(help="File to write. Default: report.html beside the results, else here.")
     ] = None,
-    lang: Annotated[Language, typer.Option(help="Language of the page.")] = Language.en,
-    form: Annotated[Format, typer.Option("--format", help="html, or md: a summary for pull requests.")] = Format.html,
-    window: Annotated[
-        str | None, typer.Option(help="Window of traces that are analysed here, as for analyze. Default: capture.")
+    lang: Annotated[
+        Language | None, typer.Option(help="Language of the page. Default: report.lang in nsysk3.toml, else en.")
     ] = None,
+    form: Annotated[Format, typer.Option("--format", help="html, or md: a summary for pull requests.")] = Format.html,
+    window: Annotated[str | None, typer.Option(help="Window of traces that are analysed here, as for analyze.")] = None,
     open_page: Annotated[bool, typer.Option("--open", help="Show it in the browser.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
 ) -> None:
@@ -65,8 +66,8 @@ def report(
     target = out or (folder or Path()) / PAGE_NAME
     write_text(target, text, paths)
     typer.echo(f"report written to {target}", err=True)
-    if open_page:
-        typer.launch(target.absolute().as_uri())
+    if open_page and not show(target):
+        typer.echo("no browser can be opened here", err=True)
     tell_problems(result)
 
 
@@ -74,19 +75,19 @@ def _result(
     paths: list[Path], window: str | None, progress: Callable[[str], None] | None
 ) -> tuple[Result, Path | None]:
     """The result, and where it lies when it was saved before."""
-    from nsysk3.analysis.analyze import analyze
-    from nsysk3.cli.results import open_result, saved_results
+    from nsysk3.cli.results import analyzed, open_result, saved_results
 
     if len(paths) > 1:
-        return analyze(paths, window=window or "capture", progress=progress), None
+        return analyzed(paths, window, progress), None
     return open_result(paths[0], window, progress), saved_results(paths[0])
 
 
-def _rendered(result: Result, form: Format, lang: Language) -> str:
+def _rendered(result: Result, form: Format, lang: Language | None) -> str:
     if form is Format.md:
         from nsysk3.report.markdown import render_result
 
         return render_result(result)
+    from nsysk3.cli.results import page_language
     from nsysk3.report.html import render_report
 
-    return render_report(result, lang=lang.value)
+    return render_report(result, lang=page_language(lang))

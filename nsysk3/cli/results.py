@@ -21,12 +21,27 @@ def saved_results(path: Path) -> Path | None:
     return next((folder for folder in (path, path / "analysis") if (folder / RESULT_NAME).is_file()), None)
 
 
+def analyzed(paths: Path | list[Path], window: str | None, progress: Callable[[str], None] | None) -> Result:
+    """The traces analysed as the settings say; ``window`` None: theirs."""
+    from nsysk3.analysis.analyze import analyze
+    from nsysk3.run.config import load_settings
+
+    asked = {} if window is None else {"window": window}
+    return analyze(paths, progress=progress, **{**load_settings().analyze.model_dump(), **asked})
+
+
+def page_language(asked: str | None) -> str:
+    """The language of a page: the one asked for, else that of the settings."""
+    from nsysk3.run.config import load_settings
+
+    return asked or load_settings().report.lang
+
+
 def open_result(path: Path, window: str | None, progress: Callable[[str], None] | None) -> Result:
     """The result of a result directory, of a run directory's analysis/ folder, else of the traces themselves.
 
     Saved results are taken only when they are of the window asked for (None: of any).  Raises InputError.
     """
-    from nsysk3.analysis.analyze import analyze
     from nsysk3.errors import InputError
     from nsysk3.result import Result
 
@@ -38,7 +53,7 @@ def open_result(path: Path, window: str | None, progress: Callable[[str], None] 
         if folder == path:
             asked = saved.document.window.asked
             raise InputError(f"{path}: these results are of window {asked}; analyze the traces with {window}")
-    return analyze(path, window=window or "capture", progress=progress)
+    return analyzed(path, window, progress)
 
 
 def tell_problems(*results: Result) -> None:
