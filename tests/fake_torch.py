@@ -51,6 +51,8 @@ def fake_torch(tape: Tape) -> types.ModuleType:
     torch.cuda = types.SimpleNamespace(  # type: ignore[attr-defined]
         nvtx=tape,
         current_device=lambda: 1,
+        set_device=lambda device: None,
+        current_stream=lambda: types.SimpleNamespace(query=lambda: None),
         synchronize=lambda device=None: tape.log.append("synchronize"),
         cudart=lambda: types.SimpleNamespace(cudaProfilerStop=stop),
     )

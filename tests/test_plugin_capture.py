@@ -12,7 +12,7 @@ import pytest
 from fake_torch import Tape
 from plugin_process import batch, manager_of, sglang, tape
 
-from nsysk3.plugin.capture import synchronize
+from nsysk3.plugin.capture import stop_capture, synchronize
 from nsysk3.plugin.hooks import Hooks
 from nsysk3.plugin.rank import Facts
 
@@ -156,3 +156,13 @@ def test_a_stop_that_nothing_started_is_sglangs_alone(sglang: Any, tape: Tape) -
     hooks = Hooks(tape, lambda: Facts(pp=0, pp_size=2), lambda: "nsysk3=0")
     assert hooks.stop_profile(lambda manager: "not in progress", profiler) == "not in progress"
     assert tape.log == []
+
+
+def test_a_rank_works_on_while_nsight_waits_for_the_others(sglang: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    others = threading.Event()
+    monkeypatch.setattr("nsysk3.plugin.capture._profiler_stop", lambda: lambda: others.wait(30))
+    stop_capture()  # returns
+    waiting = [each for each in threading.enumerate() if each.name == "nsysk3-stop"]
+    assert len(waiting) == 1
+    others.set()
+    waiting[0].join(30)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
@@ -50,10 +51,37 @@ def synchronize(limit_s: float = LIMIT_S) -> bool:
 
 
 def stop_capture() -> None:
-    """End Nsight's capture; any process of its session may."""
+    """End Nsight's capture; any process of its session may.
+
+    In a thread, and without Python's lock: recording ends at once, but the call returns seconds later, and a peer whose
+    kernels wait for this rank's next must be able to finish meanwhile.  It is the driver's call: a process can have
+    several CUDA runtimes loaded, and in one that is not in use, or in a thread without a context, it does nothing and
+    says that it did.
+    """
     import torch
 
-    torch.cuda.cudart().cudaProfilerStop()
+    device = torch.cuda.current_device()
+
+    def end() -> None:
+        torch.cuda.set_device(device)
+        torch.cuda.current_stream().query()  # makes the device's context this thread's
+        _profiler_stop()()
+        logger.info("the capture has ended")
+
+    ender = threading.Thread(target=end, daemon=True, name="nsysk3-stop")
+    ender.start()
+    ender.join(0.1)
+
+
+def _profiler_stop() -> Callable[[], Any]:
+    """The driver's cuProfilerStop; torch's, which holds Python's lock, where there is no driver to ask."""
+    with suppress(OSError, AttributeError):
+        stop: Callable[[], Any] = ctypes.CDLL("libcuda.so.1").cuProfilerStop
+        return stop
+    import torch
+
+    own: Callable[[], Any] = torch.cuda.cudart().cudaProfilerStop
+    return own
 
 
 @contextmanager
@@ -77,7 +105,7 @@ def stop_in_order(facts: Facts | None, manager: Any, original: Callable[[], Any]
     """
     if facts is None or facts.in_last_stage_of_node:
         quietly(settle, manager)
-    if facts is None or facts.stages_a_node == 1 or facts.each_captures or not hasattr(manager, "profiler_activities"):
+    if facts is None or facts.each_captures or not hasattr(manager, "profiler_activities"):
         return original()
     with without_stop(manager):
         result = original()
