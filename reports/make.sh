@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes the two rendered examples again.  NSYSK3 names the command when it is not on the path.
+# Makes the rendered examples again.  NSYSK3 names the command when it is not on the path.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 nsysk3=${NSYSK3:-nsysk3}
@@ -8,6 +8,11 @@ trap 'rm -rf "$work"' EXIT
 
 "$nsysk3" compare fixtures/sglang-h200/tp2-lw.sqlite fixtures/sglang-h200/pp2-lw.sqlite --label PP1 --label PP2 \
   --format html --out reports/h200-pp1-vs-pp2.html
+
+"$nsysk3" compare fixtures/torch-h200/pp1 fixtures/torch-h200/pp2 --label PP1 --label PP2 \
+  --format html --out reports/h200-torch-pp1-vs-pp2.html
+"$nsysk3" sweep report fixtures/torch-h200/sweep --format html --out reports/h200-torch-sweep.html
+"$nsysk3" sweep report fixtures/kimi-k3-6000d --format html --out reports/kimi-k3-sweep.html
 
 for pp in 1 8; do
   "$nsysk3" simulate --preset "kimi-k3-6000d-pp$pp" --out "$work/pp$pp" -q
