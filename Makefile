@@ -1,13 +1,14 @@
 # make demo   set up, then analyse the bundled real traces and a simulated PP1 and PP8 into build/demo
 # make test   set up, then lint, types and tests
 # make lint   the same without the tests     make bench   speed and memory     make clean
+# make docs   the documentation as a site, build/site/index.html
 PYTHON ?= python3
 VENV   ?= .venv
 BIN     = $(VENV)/bin
 STAMP   = $(VENV)/.installed
 DEMO    = build/demo
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint bench docs clean
 .DEFAULT_GOAL := demo
 
 # Rerun pip only when what it reads has changed.
@@ -35,6 +36,14 @@ test: lint
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/bench.py
+
+$(VENV)/.docs: $(STAMP)
+	$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	@touch $@
+
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict -q
+	@echo "Wrote build/site/; open build/site/index.html"
 
 clean:
 	rm -rf build $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
