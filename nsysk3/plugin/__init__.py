@@ -1,8 +1,9 @@
-"""An SGLang plugin that puts nsysk3's own markers into a trace.
+"""An SGLang plugin that puts nsysk3's own markers into a trace, and its kernels into Kimi-K3.
 
 Installed as the entry point ``nsysk3 = "nsysk3.plugin:register"`` of the group ``sglang.srt.plugins``, and off unless
-``NSYSK3_MARKERS=1``.  It needs nothing but the standard library and the torch that SGLang brings, so nsysk3 can be
-installed beside SGLang without its other requirements.  What it marks (see docs/metrics.md, sections 1, 2 and 8):
+``NSYSK3_MARKERS=1`` (the markers) or ``NSYSK3_SP=1`` (the kernels: nsysk3.plugin.sp).  It needs nothing but the
+standard library and the torch that SGLang brings, so nsysk3 can be installed beside SGLang without its other
+requirements.  What it marks (see docs/metrics.md, sections 1, 2 and 8):
 
 * ``nsysk3.rank world=3/8 pp=1/2 tp=1/4 ep=0/1 device=3 ... nsysk3=0.1.0 markers=...``, a mark with every forward;
 * ``nsysk3.prefill_window``, from the start of the capture to its stop on this rank;
@@ -16,12 +17,14 @@ from __future__ import annotations
 import os
 
 SWITCH = "NSYSK3_MARKERS"
+SP_SWITCH = "NSYSK3_SP"
 
 
 def register() -> None:
     """Register the hooks with SGLang; called once by each SGLang process, and never raises."""
-    if os.environ.get(SWITCH) != "1":
+    markers, kernels = os.environ.get(SWITCH) == "1", os.environ.get(SP_SWITCH, "0") not in ("", "0", "off")
+    if not markers and not kernels:
         return
     from nsysk3.plugin.entry import register_hooks  # nothing of it is loaded while the plugin is off
 
-    register_hooks()
+    register_hooks(markers, kernels)

@@ -15,7 +15,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from nsysk3.plugin.targets import TARGETS, USED_NAMES, VERIFIED_VERSIONS, Names, Target
+from nsysk3.plugin.targets import (
+    SP_TARGETS,
+    SP_USED_NAMES,
+    TARGETS,
+    USED_NAMES,
+    VERIFIED_VERSIONS,
+    FunctionTarget,
+    Names,
+    Target,
+)
 
 # Text of a file of SGLang by its path, such as sglang/srt/managers/scheduler.py; None where there is no such file.
 Source = Callable[[str], str | None]
@@ -59,13 +68,39 @@ def _read(path: Path) -> str | None:
 
 def check(source: Source) -> list[Finding]:
     """Everything that is not as the plugin expects it; empty when all is well."""
-    return [finding for each in (*TARGETS, *USED_NAMES) for finding in _problems(each, source)]
+    markers = [finding for each in (*TARGETS, *USED_NAMES) for finding in _problems(each, source)]
+    return [*markers, *check_sp(source)]
+
+
+def check_sp(source: Source) -> list[Finding]:
+    """The part of ``check`` for NSYSK3_SP: the markers work without it."""
+    functions = [finding for each in SP_TARGETS for finding in _function_problems(each, source)]
+    return [*functions, *(finding for each in SP_USED_NAMES for finding in _problems(each, source))]
+
+
+def _module(name: str, source: Source) -> str | None:
+    path = name.replace(".", "/")
+    return source(f"{path}.py") or source(f"{path}/__init__.py")
+
+
+def _function_problems(wanted: FunctionTarget, source: Source) -> Iterator[Finding]:
+    name = next((each for each in wanted.modules if _module(each, source) is not None), None)
+    if name is None:
+        yield Finding(wanted.modules[0], "no such module", required=False)
+        return
+    what = f"{name}.{wanted.function}"
+    tree = ast.parse(_module(name, source) or "")
+    function = next((n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == wanted.function), None)
+    if function is None:
+        yield Finding(what, "no such function", required=False)
+    elif (found := _parameters(function, keywords=True))[: len(wanted.parameters)] != wanted.parameters:
+        expected = ", ".join(wanted.parameters)
+        yield Finding(what, f"takes ({', '.join(found)}), expected ({expected}, ...)", required=False)
 
 
 def _problems(wanted: Target | Names, source: Source) -> Iterator[Finding]:
     required = isinstance(wanted, Target) or wanted.required
-    path = wanted.module.replace(".", "/")
-    text = source(f"{path}.py") or source(f"{path}/__init__.py")
+    text = _module(wanted.module, source)
     if text is None:
         yield Finding(wanted.module, "no such module", required)
         return
@@ -88,9 +123,15 @@ def _signature(target: Target, tree: ast.Module) -> Iterator[Finding]:
     if function is None:
         yield Finding(target.path, "no such method" if owner else "no such class")
         return
-    found = tuple(argument.arg for argument in (*function.args.posonlyargs, *function.args.args))
+    found = _parameters(function)
     if found[: len(target.parameters)] != target.parameters:
         yield Finding(target.path, f"takes ({', '.join(found)}), expected ({', '.join(target.parameters)}, ...)")
+
+
+def _parameters(function: ast.FunctionDef, keywords: bool = False) -> tuple[str, ...]:
+    """Names of the parameters in order, ``keywords`` with those that only have a name."""
+    arguments = (*function.args.posonlyargs, *function.args.args, *(function.args.kwonlyargs if keywords else ()))
+    return tuple(argument.arg for argument in arguments)
 
 
 def _names(tree: ast.Module) -> set[str]:
@@ -103,6 +144,8 @@ def _names(tree: ast.Module) -> set[str]:
             found.add(node.attr)
         elif isinstance(node, ast.ClassDef | ast.FunctionDef):
             found.add(node.name)
+        elif isinstance(node, ast.keyword) and node.arg:
+            found.add(node.arg)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and len(node.value) < 100:
             found.add(node.value)
     return found
@@ -120,7 +163,8 @@ def main(arguments: list[str]) -> int:
         print(f"{'missing' if finding.required else 'note'}: {finding.what}: {finding.problem}")
     tried = "" if version in VERIFIED_VERSIONS else f" (not among those tried: {', '.join(VERIFIED_VERSIONS)})"
     usable = not any(finding.required for finding in findings)
-    print(f"SGLang {version}{tried}: {len(TARGETS)} hooks, {'all found' if usable else 'NOT all found'}")
+    kernels = "" if check_sp(source) else f"; {len(SP_TARGETS)} more for NSYSK3_SP, all found"
+    print(f"SGLang {version}{tried}: {len(TARGETS)} hooks, {'all found' if usable else 'NOT all found'}{kernels}")
     return 0 if usable else 1
 
 

@@ -3,32 +3,68 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
+import inspect
+import os
 import sys
 from types import MethodType
 from typing import Any
 
 from nsysk3 import __version__
+from nsysk3.plugin import SP_SWITCH
 from nsysk3.plugin.hooks import Hooks
 from nsysk3.plugin.ranges import logger
 from nsysk3.plugin.rank import read_facts, sglang_version
-from nsysk3.plugin.targets import HOOK_REGISTRY, SCHEDULER, TARGETS, Target
+from nsysk3.plugin.targets import HOOK_REGISTRY, SCHEDULER, SP_TARGETS, TARGETS, FunctionTarget, Target
 
 
-def register_hooks() -> None:
-    """Register every target with SGLang's HookRegistry, which applies them after all plugins; never raises.
+def register_hooks(markers: bool, kernels: bool) -> None:
+    """Register what is asked for with SGLang's HookRegistry, which applies it after all plugins; never raises.
 
     SGLang imports a target's module to hook it.  A process that has not loaded the scheduler (the detokenizer) runs no
     batch, and is spared that.
     """
     if SCHEDULER not in sys.modules:
         return
+    off = "nsysk3's markers are off in this process", "nsysk3 SP is off: SGLang's functions could not be hooked"
+    for wanted, work, said in ((markers, _register_markers, off[0]), (kernels, _register_kernels, off[1])):
+        try:
+            if wanted:
+                work()
+        except Exception:
+            logger.exception(said)
+
+
+def _register_kernels() -> None:
+    from nsysk3.plugin.sp import SpHooks
+
+    hooks = SpHooks("fused" if os.environ.get(SP_SWITCH, "").lower() == "fused" else "auto")
+    registry = importlib.import_module(HOOK_REGISTRY)
+    found = [(target, _function_path(target)) for target in SP_TARGETS]
+    for target, path in found:
+        registry.HookRegistry.register(path, getattr(hooks, target.hook), registry.HookType.AROUND)
+
+
+def _function_path(target: FunctionTarget) -> str:
+    """Where this SGLang has it.  Raises LookupError where it is not what it was, for then none of them is hooked."""
+    for name in target.modules:
+        if _exists(name):
+            function = getattr(importlib.import_module(name), target.function, None)
+            taken = tuple(inspect.signature(function).parameters) if callable(function) else None
+            if taken is None or taken[: len(target.parameters)] != target.parameters:
+                raise LookupError(f"{name}.{target.function} takes {taken}, expected {target.parameters}")
+            return f"{name}.{target.function}"
+    raise LookupError(f"no module {target.modules[0]}")
+
+
+def _exists(module: str) -> bool:
     try:
-        _register()
-    except Exception:
-        logger.exception("nsysk3's markers are off in this process")
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # a package above it
+        return False
 
 
-def _register() -> None:
+def _register_markers() -> None:
     import torch
 
     registry = importlib.import_module(HOOK_REGISTRY)

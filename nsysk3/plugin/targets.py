@@ -49,6 +49,16 @@ class Names:
     required: bool = True
 
 
+@dataclass(frozen=True)
+class FunctionTarget:
+    """A function of a module that ``hook`` of SpHooks goes around; ``modules``: where it is, newest place first."""
+
+    hook: str
+    modules: tuple[str, ...]
+    function: str
+    parameters: tuple[str, ...]
+
+
 # The send is hooked below _pp_send_proxy_to_next_stage, which 0.5.17 to 0.5.20 do not have, and the receive below
 # _pp_recv_proxy_tensors, which the first stage calls for nothing.  Layers need no target: modules are found in the
 # model when the first batch runs, which also spares processes without a model the import of SGLang's model runner.
@@ -87,4 +97,41 @@ USED_NAMES = (
     Names("sglang.srt.distributed.parallel_state", ("get_tp_group", "get_pp_group", "ranks")),
     Names("sglang.srt.models.kimi_k3", ("layers", "self_attn", "mlp", "is_block_write_layer", "embed_tokens",
           "KimiK3DeltaAttention", "KimiK3MLAAttention", "KimiK3MoE", "logits_processor"), required=False),
+)  # fmt: skip
+
+_ATTN_RESIDUAL = ("sglang.srt.layers.attn_residual",)
+_SP_COLLECTIVE = ("sglang.srt.layers.communication.k3_sp_collective", "sglang.srt.layers.k3_sp_collective")
+_READ = ("bank", "nvb", "score_proj", "score_norm", "out_norm")
+
+# What NSYSK3_SP answers for (nsysk3.plugin.sp).  The collectives go together, or not at all.
+SP_TARGETS = (
+    FunctionTarget("aggregate", _ATTN_RESIDUAL, "_aggregate_fused", ("prefix_sum", *_READ)),
+    FunctionTarget(
+        "aggregate_add", _ATTN_RESIDUAL, "_aggregate_fused_add", ("prefix_a", "prefix_b", *_READ, "write_bank_row")
+    ),
+    FunctionTarget("enabled", _SP_COLLECTIVE, "enabled", ()),
+    FunctionTarget("requires_symmetric_rs", _SP_COLLECTIVE, "requires_symmetric_rs", ("num_tokens", "device")),
+    FunctionTarget(
+        "o_proj_output_buffer", _SP_COLLECTIVE, "get_o_proj_output_buffer", ("num_tokens", "dtype", "hidden_size")
+    ),
+    FunctionTarget(
+        "reduce_scatter_attn_res", _SP_COLLECTIVE, "reduce_scatter_attn_res",
+        ("tensor", "residual", "bank", "cw", "ow", "nvb", "eps"),
+    ),
+    FunctionTarget(
+        "attn_res_all_gather", _SP_COLLECTIVE, "attn_res_all_gather",
+        ("prefix", "bank", "cw", "ow", "nvb", "eps", "write_prefix"),
+    ),
+)  # fmt: skip
+
+SP_USED_NAMES = (
+    Names(_ATTN_RESIDUAL[0], ("_use_fast", "_use_hip_fused", "get_cw", "variance_epsilon", "k3_sp_collective"),
+          required=False),
+    Names("sglang.srt.layers.layernorm", ("RMSNorm", "variance_epsilon", "variance_size_override"), required=False),
+    Names("sglang.srt.layers.moe.utils", ("get_moe_a2a_backend", "is_none"), required=False),
+    Names("sglang.srt.runtime_context", ("attn_tp_group", "get_server_args"), required=False),
+    Names("sglang.srt.distributed.parallel_state", ("device_group", "world_size", "rank_in_group"), required=False),
+    Names("sglang.srt.environ", ("SGLANG_K3_SP_ATTN_RES",), required=False),
+    Names("sglang.srt.models.kimi_k3", ("k3_sp_collective", "requires_symmetric_rs", "get_o_proj_output_buffer",
+          "register_o_proj_output", "output_tensor"), required=False),
 )  # fmt: skip
