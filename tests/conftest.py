@@ -40,3 +40,12 @@ def small_reports(tmp_path: Path) -> Path:
     for name in ("tp2-small-2024.2.nsys-rep", "pp2-small-2024.2.nsys-rep"):
         shutil.copy(FIXTURES / "h200" / name, folder / name)
     return folder
+
+
+@pytest.fixture
+def recipe(nsys: Path) -> Path:
+    """The wrapper that runs recipes in the Python that NVIDIA's library needs."""
+    found = nsys.parent.parent / "nsys-recipe"
+    if not found.exists():
+        pytest.skip(f"{found} is not there: `get-nsys --recipes` makes it")
+    return found

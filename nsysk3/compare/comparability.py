@@ -45,7 +45,7 @@ _SGLANG = frozenset({"sglang", "moe_runner_backend", "radix", "memory"})
 _LAYOUT_KEYS = frozenset(
     {
         "pp", "tp", "ep", "pp_size", "tp_size", "ep_size", "pipeline_parallel_size", "tensor_parallel_size",
-        "expert_parallel_size", "nnodes", "node_rank", "layers", "stages",
+        "expert_parallel_size", "nnodes", "node_rank", "layers", "stages", "num_steps",
     }
 )  # fmt: skip
 _BOOKKEEPING = (

@@ -38,7 +38,7 @@ class Layout(_Model):
 class RunSide(_Model):
     """One of the runs."""
 
-    label: str
+    label: str = Field(description="As --label says.")
     layout: Layout
     manifest: bool = Field(description="Whether the run has a manifest.")
     simulated: str | None = Field(description="Set when no GPU made the traces.")
@@ -48,18 +48,18 @@ class RunSide(_Model):
     left_out: list[str] = Field(description="Ranks that are not, with the reason.")
     forwards: float | None = Field(description="Whole forwards in the window, median over stable ranks.")
     tokens: float | None = Field(description="Input tokens of those forwards, median over stable ranks.")
-    gpu_name: str | None
+    gpu_name: str | None = Field(description="GPU model.")
     clock_uncertainty_ns: int | None = Field(description="Largest uncertainty of a time difference between reports.")
 
 
 class Fact(_Model):
     """Something two runs should have in common."""
 
-    name: str
-    label: str
-    base: str | None
-    other: str | None
-    status: Status
+    name: str = Field(description="Where the manifest has it.")
+    label: str = Field(description="What it is called.")
+    base: str | None = Field(description="Value of the base.")
+    other: str | None = Field(description="Value of the other run.")
+    status: Status = Field(description="Whether the two agree.")
 
 
 class Comparability(_Model):
@@ -79,7 +79,7 @@ class Comparability(_Model):
 class Value(_Model):
     """A metric of one run: median over stable ranks (of each rank's median over its forwards, where it has samples)."""
 
-    value: float | None
+    value: float | None = Field(description="In the row's unit.")
     low: float | None = Field(description="Lower end of the bootstrap 95 % interval.")
     high: float | None = Field(description="Upper end.")
     ranks: int = Field(description="Ranks with a value.")
@@ -97,9 +97,9 @@ class Delta(_Model):
     low: float | None = Field(description="Lower end of its bootstrap 95 % interval.")
     high: float | None = Field(description="Upper end.")
     change_share: float | None = Field(description="other / base - 1; null where the base is 0.")
-    low_share: float | None
-    high_share: float | None
-    verdict: Verdict
+    low_share: float | None = Field(description="Lower end of the interval of change_share.")
+    high_share: float | None = Field(description="Upper end.")
+    verdict: Verdict = Field(description="Whether the interval of the change excludes 0, and on which side.")
     like_for_like: bool = Field(description="False: the two values do not measure the same thing.")
     reason: str | None = Field(description="Why something is null, or what weakens it.")
 
@@ -108,10 +108,10 @@ class Row(_Model):
     """One metric per window, per forward or per 1,000 input tokens, of every run."""
 
     metric: str = Field(description="Name, as docs/metrics.md defines it.")
-    label: str
-    unit: Unit
+    label: str = Field(description="What pages call it.")
+    unit: Unit = Field(description="Of values and changes.")
     group: Group = Field(description="headline: first table; apart: not like for like across PP degrees.")
-    scope: Scope
+    scope: Scope = Field(description="Per what.")
     better: Literal["lower", "higher"] | None = Field(description="Which way is good, null where neither.")
     samples: str = Field(description="What was sampled.")
     values: list[Value] = Field(description="Base first, then the others.")
@@ -124,23 +124,23 @@ class Row(_Model):
 class Step(_Model):
     """Neighbours on a ladder of runs."""
 
-    base: str
-    other: str
+    base: str = Field(description="Label.")
+    other: str = Field(description="Label of the next deeper.")
     comparability: Comparability
 
 
 class Comparison(_Model):
     """Two runs, or a ladder of them."""
 
-    schema_version: int = SCHEMA_VERSION
-    nsysk3_version: str
+    schema_version: int = Field(default=SCHEMA_VERSION, description="Of this document.")
+    nsysk3_version: str = Field(description="What made it.")
     base: RunSide
     others: list[RunSide]
     comparability: list[Comparability] = Field(description="Each other run against the base.")
     ladder: list[Step] = Field(description="Each run against the one before it; empty for two runs.")
     rows: list[Row]
     verdict: list[str] = Field(description="Two sentences: what changed, and what limits that.")
-    notes: list[str]
+    notes: list[str] = Field(description="What a reader must know.")
 
     @property
     def labels(self) -> list[str]:

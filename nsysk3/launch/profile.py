@@ -171,7 +171,9 @@ class _Run:
         """Is this the server that was asked for?  Raises RunFailedError when it is another."""
         plan, info = self.plan, service.info
         write_text(self.out / "server_info.json", json.dumps(redacted(info), indent=1, default=str) + "\n")
-        server: dict[str, Any] = {}
+        # An engine that brings its own model has no path in the plan.
+        named = info.get("model_path") if plan.settings.model.path is None else None
+        server: dict[str, Any] = {"model_path": named} if named else {}
         notes = []
         admits = admission(info)
         if admits:

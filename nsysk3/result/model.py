@@ -50,7 +50,7 @@ class RankMetrics(_Model):
     gpu_name: str | None = Field(description="GPU model.")
     window_start_utc_ns: int = Field(description="Start of the window, UTC.")
     coverage: float | None = Field(
-        ge=0, le=1, description="Share of the common window that this rank's capture covers."
+        ge=0, le=1, description="Share of the run's working time in which this rank's report was recording."
     )
     graph_ns: int = Field(description="Union of CUDA graph replays traced as a whole: busy, contents unknown.")
     allreduce_p95_ns: float | None = Field(description="95th percentile of AllReduce duration.")
@@ -76,9 +76,9 @@ class RankMetrics(_Model):
 class ReportInfo(_Model):
     """One report that was read."""
 
-    name: str
+    name: str = Field(description="What ranks call it: its file without the suffix, in a run directory HOST/trace.")
     path: str = Field(description="As given, relative to the run.")
-    host: str
+    host: str = Field(description="Machine label.")
     kind: str = Field(description="sqlite, parquetdir or arrowdir.")
     exporter: str | None = Field(description="Nsight Systems version that exported it.")
     schema_version: str | None = Field(description="Version of the export's schema.")
@@ -89,43 +89,43 @@ class ReportInfo(_Model):
 class ProblemInfo(_Model):
     """An input that gave no rank."""
 
-    path: str
-    message: str
+    path: str = Field(description="As given.")
+    message: str = Field(description="What is wrong with it, and the way out.")
 
 
 class WindowInfo(_Model):
     """The window asked for and the one used."""
 
-    asked: str
-    used: str
+    asked: str = Field(description="As --window says.")
+    used: str = Field(description="The same where the trace allows it.")
     reason: str | None = Field(default=None, description="Why the one used is not the one asked for.")
 
 
 class ClockReport(_Model):
     """One report's clock against its reference."""
 
-    report: str
-    reference: str
+    report: str = Field(description="Name of the report.")
+    reference: str = Field(description="Name of the report whose clock it is held against.")
     offset_ns: int = Field(description="This report's clock minus the reference's, at the middle of the run.")
-    drift_ppm: float
+    drift_ppm: float = Field(description="How much faster it runs, parts per million; 0 where no drift stands out.")
     uncertainty_ns: int | None = Field(
         description="Of a time difference to the reference; null when nothing ties them."
     )
-    reason: str | None
+    reason: str | None = Field(description="Why it keeps UTC, null where it was aligned.")
 
 
 class ClockEdge(_Model):
     """What two reports saw together."""
 
-    a: str
-    b: str
+    a: str = Field(description="Name of a report.")
+    b: str = Field(description="Name of the other.")
     kind: str = Field(description="ends: instances that end together; causality: bounds only.")
-    count: int
+    count: int = Field(description="Pairs of events that both saw.")
     offset_ns: int = Field(description="b's clock minus a's.")
-    drift_ppm: float
-    residual_p50_ns: int
-    residual_p95_ns: int
-    uncertainty_ns: int
+    drift_ppm: float = Field(description="b's clock against a's.")
+    residual_p50_ns: int = Field(description="How far pairs lie from the line, median.")
+    residual_p95_ns: int = Field(description="The same, 95th percentile.")
+    uncertainty_ns: int = Field(description="Of a time difference between the two.")
 
 
 class ClockInfo(_Model):
@@ -138,9 +138,9 @@ class ClockInfo(_Model):
 class MatchedInfo(_Model):
     """Communication kernels of one role."""
 
-    role: str
-    matched: int
-    unmatched: int
+    role: str = Field(description="Role, as in docs/metrics.md section 3.")
+    matched: int = Field(description="Kernels whose partners were found.")
+    unmatched: int = Field(description="Kernels without.")
 
 
 class LayerInfo(_Model):
@@ -154,21 +154,37 @@ class LayerInfo(_Model):
     timeline: str = Field(description="Which events table timeline holds.")
 
 
+class SpInfo(_Model):
+    """Sequence-parallel collectives of one implementation (docs/metrics.md section 12)."""
+
+    name: str = Field(description="nsysk3 or sglang.")
+    requested: bool | None = Field(description="Null where neither the manifest nor a mark says.")
+    active: bool | None = Field(description="Its kernels ran in the window; null where the trace cannot tell.")
+    fell_back: bool | None = Field(description="Requested, and all or part of it ran otherwise.")
+    reason: str | None = Field(description="Why it fell back or did not run, in its own words where there are some.")
+    kernels: int | None = Field(description="Launches of its communicating kernels in the window, all ranks.")
+    calls: int | None = Field(default=None, description="Calls that nsysk3 marked, all ranks, in the whole capture.")
+    fused_calls: int | None = Field(default=None, description="Of those, the ones that communicated in the kernel.")
+
+
 class ResultDocument(_Model):
     """result.json."""
 
-    schema_version: int = SCHEMA_VERSION
-    nsysk3_version: str
+    schema_version: int = Field(default=SCHEMA_VERSION, description="Of this document.")
+    nsysk3_version: str = Field(description="What wrote it.")
     simulated: str | None = Field(description="Set when no GPU made the traces.")
     manifest: dict[str, Any] | None = Field(description="run.json of the run directory, null for bare traces.")
     window: WindowInfo
     reports: list[ReportInfo]
-    problems: list[ProblemInfo]
+    problems: list[ProblemInfo] = Field(description="Inputs that gave no rank.")
     notes: list[str] = Field(description="What a reader of the numbers should know.")
     not_measured: dict[str, str] = Field(description="Metric to the reason it is null everywhere.")
     clock: ClockInfo
     matched: list[MatchedInfo] = Field(description="Communication kernels that found their partners, by role.")
     layers: LayerInfo
+    sp: list[SpInfo] = Field(
+        default_factory=list, description="Sequence-parallel collectives; empty where nothing is known of any."
+    )
     sentences: list[str] = Field(description="The main findings in words.")
     summary: dict[str, Any] = Field(description="Medians over stable ranks.")
     ranks: list[RankMetrics]
