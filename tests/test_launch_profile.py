@@ -148,7 +148,7 @@ def test_of_two_runs_in_one_directory_one_is_refused(tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()
     (out / "run.json").write_text("of the first")
-    with pytest.raises(InputError, match="holds a run already"):
+    with pytest.raises(InputError, match="no empty directory"):
         run_profile(plan, out, say=lambda text: None)
     assert [path.name for path in out.iterdir()] == ["run.json"]
     assert (out / "run.json").read_text() == "of the first"

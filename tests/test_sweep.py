@@ -335,6 +335,16 @@ def test_a_benchmark_that_measured_nothing_leaves_cells_empty() -> None:
     assert (row.status, row.input_tps, row.ttft_p50_ms) == ("failed", None, None)
 
 
+def test_a_report_never_replaces_what_it_is_made_of(tmp_path: Path) -> None:
+    table = "pp,tp,ep,concurrency,repeats,input_tps\n1,1,1,8,3,5\n"
+    (tmp_path / folder_module.SUMMARY).write_text(table)
+    ran = run("sweep", "report", tmp_path, "--out", tmp_path / folder_module.SUMMARY)
+    assert (ran.code, "is an input" in ran.err) == (2, True)
+    assert (tmp_path / folder_module.SUMMARY).read_text() == table
+    assert "? requests a repeat" in run("sweep", "report", tmp_path).out  # a bare table does not tell
+    assert "requests" not in read_sweep(tmp_path).record.items()
+
+
 def test_memory_is_that_of_the_fullest_gpu_of_all_hosts(tmp_path: Path) -> None:
     folder = Folder(tmp_path)
     layout = Layout(2, 2, 1)

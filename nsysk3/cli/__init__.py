@@ -117,6 +117,8 @@ def main() -> None:
 
 
 def _fail(text: str, code: int) -> NoReturn:
+    for number in (signal.SIGINT, signal.SIGTERM):  # a second Ctrl-C changes neither the word nor the code
+        signal.signal(number, signal.SIG_IGN)
     print(f"nsysk3: {clean(' '.join(text.split()), 4000)}", file=sys.stderr)
     sys.exit(code)
 

@@ -141,6 +141,7 @@ def report(
     DIR is what sweep wrote, or any folder with a summary.csv.
     """
     from nsysk3.run.files import write_text
+    from nsysk3.sweep.merge import inputs_of
 
     found = _merged(directory, baseline or [], accept or [])
     text = _rendered(found, form)
@@ -148,7 +149,7 @@ def report(
     if target is None:
         typer.echo(text, nl=False)
         return
-    write_text(target, text)
+    write_text(target, text, inputs_of(found.folder))
     typer.echo(f"report written to {target}", err=True)
 
 

@@ -27,7 +27,7 @@ from nsysk3.launch.server_info import admission, redacted, unreported
 from nsysk3.launch.service import Service
 from nsysk3.launch.window import Window, capture, captures_by_range, wait_written
 from nsysk3.run.files import write_text
-from nsysk3.run.manifest import MANIFEST_NAME, HostClock
+from nsysk3.run.manifest import HostClock
 from nsysk3.run.redact import redact_argv
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def run_profile(
         show: gets what preflight found.
 
     Raises:
-        InputError: the directory cannot be made, or holds a run.
+        InputError: the directory cannot be made, or holds something.
         MissingToolError, RunFailedError: with the reason and the way out; ``run.json`` has both, too.
         InterruptedRunError: Ctrl-C, SIGTERM or SIGHUP.
     """
@@ -275,12 +275,12 @@ class _Run:
 
 
 def _claim(out: Path) -> None:
-    """Make a run's directory ours, so that of two runs that want the same one gets it.  Raises InputError."""
+    """Make a run's directory; of two runs that want the same, one gets it.  Raises InputError."""
     try:
-        out.mkdir(parents=True, exist_ok=True)
-        (out / MANIFEST_NAME).open("x").close()
+        out.mkdir(parents=True)
     except FileExistsError as error:
-        raise InputError(f"{out}: holds a run already, or is no directory; give another --out") from error
+        if not out.is_dir() or any(out.iterdir()):
+            raise InputError(f"{out}: is no empty directory; give another --out") from error
     except OSError as error:
         raise InputError(f"{out}: cannot be made ({error.strerror}); give another --out") from error
 

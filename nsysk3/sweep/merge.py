@@ -13,6 +13,7 @@ from nsysk3.errors import InputError
 from nsysk3.run.files import replacing
 from nsysk3.sweep.folder import RESULTS, SUMMARY, Folder, Point, Repeat
 from nsysk3.sweep.memory import AFTER
+from nsysk3.sweep.nccl_table import NCCL_CSV
 from nsysk3.sweep.record import Merged, Record, make_room, read_record
 from nsysk3.sweep.summarise import summarise
 
@@ -38,7 +39,7 @@ def read_sweep(path: Path) -> Sweep:
     points = summarise(folder, record)
     if record is None and not points:
         raise InputError(f"{path}: not the folder of a sweep (neither metadata/sweep.json nor summary.csv)")
-    record = record or Record(run_id=path.resolve().name)
+    record = record or Record(run_id=path.resolve().name, requests=None)
     return Sweep(folder, record, points, folder.results())
 
 
@@ -128,6 +129,12 @@ def merged(own: Sweep, others: Sequence[Sweep], accept: Sequence[str] = ()) -> S
 def kept_baselines(folder: Folder) -> list[Sweep]:
     """The baselines that a sweep keeps copies of."""
     return [read_sweep(path) for path in sorted((folder.path / BASELINES).glob("*")) if path.is_dir()]
+
+
+def inputs_of(folder: Folder) -> list[Path]:
+    """Files that a report is made of, which it must never replace."""
+    found = [folder.path / RESULTS, folder.path / SUMMARY, folder.path / NCCL_CSV]
+    return found + [path for name in ("metadata", "raw", "gpu", BASELINES) for path in (folder.path / name).rglob("*")]
 
 
 def keep_baseline(folder: Folder, other: Sweep) -> None:

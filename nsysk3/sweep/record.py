@@ -14,7 +14,7 @@ from nsysk3.run.files import write_text
 from nsysk3.run.manifest import Cause
 from nsysk3.run.redact import redact, redact_argv
 from nsysk3.sweep.folder import Folder
-from nsysk3.sweep.matrix import Layout, Matrix
+from nsysk3.sweep.matrix import Layout
 
 # Settings that change nothing a repeat measures; the requests and the concurrency are the matrix' own.
 _APART = (
@@ -83,7 +83,7 @@ class Record(BaseModel):
     created: str | None = None
     updated: str | None = None
     settings: dict[str, Any] = Field(default_factory=dict, description="By dotted name, secrets left out.")
-    requests: int = Field(default=40, ge=1)
+    requests: int | None = Field(default=40, ge=1, description="Of a repeat; null where there is no such file.")
     concurrency: list[int] = Field(default_factory=list)
     repeats: int = Field(default=3, ge=1)
     layouts: list[LayoutRecord] = Field(default_factory=list)
@@ -92,22 +92,14 @@ class Record(BaseModel):
     not_measured: dict[str, str] = Field(default_factory=dict, description="Null columns and why.")
     notes: list[str] = Field(default_factory=list)
 
-    @property
-    def matrix(self) -> Matrix:
-        """As a matrix."""
-        layouts = tuple(each.layout for each in self.layouts)
-        return Matrix(layouts, tuple(self.concurrency), self.repeats, self.requests)
-
     def of(self, layout: Layout) -> LayoutRecord | None:
         """The record of a layout, whatever its arguments."""
         return next((each for each in self.layouts if each.layout.key == layout.key), None)
 
     def items(self) -> dict[str, Any]:
         """What must be equal for repeats to be comparable, by name."""
-        return {
-            **{name: value for name, value in self.settings.items() if not name.startswith(_APART)},
-            "requests": self.requests,
-        }
+        known = {} if self.requests is None else {"requests": self.requests}
+        return {name: value for name, value in self.settings.items() if not name.startswith(_APART)} | known
 
 
 def flat_settings(settings: Settings) -> dict[str, Any]:

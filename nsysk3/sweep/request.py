@@ -75,7 +75,7 @@ def request_of(words: Words, settings: Settings, before: Record | None) -> Reque
         layouts,
         levels or (tuple(before.concurrency) if before else CONCURRENCY),
         words.repeats or (before.repeats if before else REPEATS),
-        words.requests or (before.requests if before else settings.load.requests or REQUESTS),
+        words.requests or (before and before.requests) or settings.load.requests or REQUESTS,
         words.ep,
         tuple(words.baselines),
         tuple(words.accept),

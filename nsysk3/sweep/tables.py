@@ -136,7 +136,7 @@ def measured(record: Record, findings: Findings) -> str:
     parts = [f"{_number(say.get('load.input_len'))} -> {_number(say.get('load.output_len'))} tokens"]
     if say.get("load.chunk"):
         parts.append(f"chunk {_number(say['load.chunk'])}")
-    parts.append(f"{record.requests} requests a repeat")
+    parts.append(f"{record.requests or '?'} requests a repeat")
     counts = sorted({rung.point.repeats for rung in findings.rungs})
     repeats = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     parts.append(f"medians of {repeats} repeat{'' if counts == [1] else 's'}")
