@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Speed and memory of `nsysk3 analyze` beside a bare read of the same rows, and beside Nsight's own tools.
+"""Speed and memory of `nsysk3 analyze` beside a bare read of the same rows, and beside other tools.
 
-usage: bench.py [--rounds N] [--sizes 1M,3M] [--nsys PATH] [--recipe COMMAND]
+usage: bench.py [--rounds N] [--sizes 1M,3M] [--nsys PATH] [--recipe COMMAND] [--nsys-ai PATH]
 
 Prints the tables of docs/speed.md and writes them to benchmarks/results/<date>.md and .json.  Traces are made once,
 into build/bench.  Seconds depend on the machine: the figures to compare are the ratios, whose two sides run in turn.
@@ -37,6 +37,7 @@ ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build" / "bench"
 RESULTS = ROOT / "benchmarks" / "results"
 SMALL = ROOT / "fixtures" / "h200" / "tp2.sqlite"
+SWEEP = Path(__file__).with_name("interval_sweep.py")
 # Any report that this nsys can open, to stand before the recipe.
 ANY_REPORT = ROOT / "fixtures" / "h200" / "tp2-small-2024.2.nsys-rep"
 SIZES = {"1M": 22, "3M": 66}  # copies in time of 2832 kernels, each on 16 times the processes: 32 ranks
@@ -83,7 +84,7 @@ class Size:
 
 @dataclass
 class Beside:
-    """One of Nsight's tools on the same rows; ``ratio``: its time over ours."""
+    """Another tool on the same rows; ``ratio`` and ``cpu_ratio``: its time over ours."""
 
     tool: str
     size: str
@@ -91,6 +92,7 @@ class Beside:
     tool_s: float
     analyze_s: float
     ratio: float
+    cpu_ratio: float
 
 
 def main() -> None:
@@ -99,11 +101,12 @@ def main() -> None:
     parser.add_argument("--sizes", default=",".join(SIZES), help="of " + ", ".join(SIZES))
     parser.add_argument("--nsys", help="else $NSYSK3_NSYS, else PATH")
     parser.add_argument("--recipe", help="how to run a recipe, where `nsys recipe` alone has no Python packages")
+    parser.add_argument("--nsys-ai", help="compare with this nsys-ai too")
     args = parser.parse_args()
     BUILD.mkdir(parents=True, exist_ok=True)
     here = machine()
     sizes = [measure(name, args.rounds) for name in args.sizes.split(",")]
-    others, remark = beside_nsight(args.nsys, args.recipe)
+    others, remark = beside(args.nsys, args.recipe, args.nsys_ai)
     now = datetime.now(UTC)
     text = page(sizes, others, remark, f"Measured {now:%Y-%m-%d} on {here}.")
     print(text)
@@ -188,36 +191,41 @@ def growth(sizes: list[Size]) -> float | None:
     return math.log(high.analyze_s / low.analyze_s) / math.log(high.kernels / low.kernels)
 
 
-def beside_nsight(nsys: str | None, recipe: str | None) -> tuple[list[Beside], str]:
-    """Nsight's tools on the same rows, and what to know about it."""
+def beside(nsys: str | None, recipe: str | None, nsys_ai: str | None) -> tuple[list[Beside], str]:
+    """Other tools on the same rows, and what to know about it."""
+    tool = None
     try:
         tool = find_nsys(nsys)
+        remark = f"nsys {tool.version}. Its exports, like ours, were made beforehand."
     except NsysK3Error as error:
-        return [], f"Not compared with Nsight's own tools: {error}"
-    path = str(tool.path)
-    recipe_command = shlex.split(recipe) if recipe else [path, "recipe"]
+        remark = f"Not compared with Nsight's own tools: {error}"
     found = []
     try:
         for name, times in RECIPE_SIZES.items():
-            report, trace = twin(path, name, times)
-            out = BUILD / f"{name}-recipe"
-            tools = {
-                f"nsys recipe {RECIPE}": [*recipe_command, RECIPE, "--input", str(report), "--output", str(out),
-                                          "--force-overwrite"],
-                "nsys stats -r cuda_gpu_kern_sum": [path, "stats", "-r", "cuda_gpu_kern_sum", str(trace)],
-            }  # fmt: skip
+            trace = scaled(overlapping(), name, times, 1)
+            tools = {"merge and sweep in pandas": [sys.executable, str(SWEEP), str(trace)]}
+            if nsys_ai:
+                tools["`nsys-ai overlap`, one GPU"] = [nsys_ai, "overlap", "--gpu", "0", "--trim", "0", "10000",
+                                                      str(trace)]  # fmt: skip
+            if tool:
+                path, out = str(tool.path), str(BUILD / f"{name}-recipe")
+                start = shlex.split(recipe) if recipe else [path, "recipe"]
+                tools["`nsys stats -r cuda_gpu_kern_sum`"] = [path, "stats", "-r", "cuda_gpu_kern_sum", str(trace)]
+                tools[f"`nsys recipe {RECIPE}`"] = [*start, RECIPE, "--input", str(twin(path, name, trace)), "--output",
+                                                  out, "--force-overwrite"]  # fmt: skip
             for label, command in tools.items():
                 # Once: the recipe takes minutes, and the two are far apart.
-                theirs, ours = run(command).wall_s, run(analyze(trace)).wall_s
-                found.append(Beside(label, name, kernels_of(trace), theirs, ours, theirs / ours))
+                theirs, ours = run(command), run(analyze(trace))
+                ratios = theirs.wall_s / ours.wall_s, theirs.cpu_s / ours.cpu_s
+                found.append(Beside(label, name, kernels_of(trace), theirs.wall_s, ours.wall_s, *ratios))
     except subprocess.CalledProcessError as error:
         said = (str(error.output).strip().splitlines() or ["nothing"])[-1]
         return found, f"`{shlex.join(error.cmd[:3])}` failed and said: {said}"
-    return found, f"nsys {tool.version}. Its exports, like ours, were made beforehand."
+    return found, remark
 
 
-def twin(nsys: str, name: str, times: int) -> tuple[Path, Path]:
-    """A report for the recipe and the export of the same rows for us.
+def twin(nsys: str, name: str, trace: Path) -> Path:
+    """A report for the recipe that holds the rows of ``trace``.
 
     The recipe reads the parquet tables beside a report when they are newer than it; here they hold the scaled rows, in
     the columns that this nsys writes.
@@ -227,7 +235,6 @@ def twin(nsys: str, name: str, times: int) -> tuple[Path, Path]:
     shutil.copyfile(ANY_REPORT, report)
     shutil.rmtree(tables, ignore_errors=True)
     run([nsys, "export", "-t", "parquetdir", "-o", str(tables), str(report)])
-    trace = scaled(overlapping(), name, times, 1)
     for table in ("StringIds", "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTIME", "NVTX_EVENTS"):
         file = tables / f"{table}.parquet"
         schema = pl.read_parquet_schema(file)
@@ -235,7 +242,7 @@ def twin(nsys: str, name: str, times: int) -> tuple[Path, Path]:
         with sqlite3.connect(trace) as db:
             rows = pl.read_database(f"select {columns} from {table}", db, infer_schema_length=None)
         rows.select(pl.col(column).cast(kind, strict=False) for column, kind in schema.items()).write_parquet(file)
-    return report, trace
+    return report
 
 
 def overlapping() -> Path:
@@ -273,9 +280,10 @@ def page(sizes: list[Size], others: list[Beside], remark: str, head: str) -> str
     if exponent is not None:
         lines += ["", f"Growth of `analyze`: kernels to the power {exponent:.2f}."]
     if others:
-        lines += ["", "| beside | kernels | theirs | `analyze` | theirs / ours |", "|---|---:|---:|---:|---:|"]
-        lines += [f"| `{o.tool}` | {o.kernels:,} | {o.tool_s:.1f} s | {o.analyze_s:.1f} s | {o.ratio:.1f} |"
-                  for o in others]  # fmt: skip
+        lines += ["", "| beside | kernels | theirs | `analyze` | theirs / ours | in CPU time |",
+                  "|---|---:|---:|---:|---:|---:|"]  # fmt: skip
+        lines += [f"| {o.tool} | {o.kernels:,} | {o.tool_s:.1f} s | {o.analyze_s:.1f} s | {o.ratio:.1f} | "
+                  f"{o.cpu_ratio:.1f} |" for o in others]  # fmt: skip
     return "\n".join([*lines, "", remark, ""])
 
 

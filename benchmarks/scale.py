@@ -56,6 +56,10 @@ def scale(small: Path, big: Path, times: int, processes: int) -> int:
         db.executemany(f"insert into {name} values (?)", [(number,) for number in range(count)])
     for table in tables:
         _repeat(db, table, values)
+    if "ANALYSIS_DETAILS" in present:
+        db.execute(
+            "update ANALYSIS_DETAILS set duration = duration + (:copies - 1) * :period", {"copies": times, **values}
+        )
     if "TARGET_INFO_GPU" in present:
         _more_gpus(db, values["devices"])
     kernels: int = db.execute(f"select count(*) from {KERNELS}").fetchone()[0]

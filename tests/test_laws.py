@@ -24,11 +24,13 @@ from nsysk3.analysis.budget import BUCKETS, STATES, WAITS, Budget, time_budget
 from nsysk3.analysis.intervals import Intervals, clip, covered, segments, union
 from nsysk3.analysis.nesting import innermost, parents
 from nsysk3.analysis.roles import ROLE
+from nsysk3.analysis.rows import by_rank, laid_over, runs, split
 from nsysk3.analysis.windows import capture_windows, explicit_windows, parse_window
 from nsysk3.classify import COMM_ROLES
 from nsysk3.errors import InputError
 from nsysk3.result import Result
 from nsysk3.result.model import RankMetrics
+from nsysk3.trace.order import row_order
 
 # --- sets of time against one bit a nanosecond
 
@@ -97,6 +99,34 @@ def nested_ranges(draw: st.DrawFn) -> list[tuple[int, int]]:
             found.append((open_ones.pop(), clock))
     found += [(start, clock) for start in open_ones]
     return sorted(found, key=lambda pair: (pair[0], -pair[1]))
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from([None, 1, 2])), max_size=12), st.booleans())
+def test_runs_and_parts_hold_every_row_once(rows: list[tuple[int, int | None]], ordered: bool) -> None:
+    frame = pl.DataFrame(
+        sorted(rows, key=str) if ordered else rows, schema={"rank": pl.Int32, "b": pl.Int64}, orient="row"
+    )
+    frame = frame.with_row_index("row")
+    heads, run = runs(frame.select("rank", "b"))
+    assert heads[run].equals(frame.select("rank", "b"))
+    assert (run.diff().drop_nulls() <= 1).all()
+    parts = split(frame, "rank", "b")
+    assert sorted(row for part in parts.values() for row in part["row"]) == list(range(frame.height))
+    for (rank, b), part in parts.items():
+        assert part["row"].is_sorted()
+        assert {(rank, b)} == set(part.select("rank", "b").iter_rows())
+    assert {rank: part.height for rank, part in by_rank(frame).items()} == Counter(rank for rank, _ in rows)
+    values = frame.filter(pl.col("rank") > 1)
+    laid = laid_over(values.select("rank"), values["row"], frame.height)["rank"].to_list()
+    assert laid == [rank if rank > 1 else None for rank in frame["rank"]]
+
+
+@given(st.lists(st.tuples(*[st.sampled_from([None, -2, 0, 3])] * 3), max_size=12))
+def test_rows_come_in_the_order_of_their_keys(rows: list[tuple[int | None, ...]]) -> None:
+    frame = pl.DataFrame(rows, schema=dict.fromkeys("abc", pl.Int64), orient="row")
+    expected = sorted(range(len(rows)), key=lambda row: [-(2**63) if key is None else key for key in rows[row]])
+    for ties in range(3):
+        assert row_order(frame, ties).tolist() == expected
 
 
 @given(nested_ranges())

@@ -10,14 +10,17 @@ from typing import Any
 
 import polars as pl
 import pytest
+from conftest import FIXTURES
 from exports import ALLREDUCE, BASE_NS, EPOCH_NS, GEMM, Export, gpid, gtid, ns, two_ranks
 
 import nsysk3
+from nsysk3.analysis.layer_names import parse_names
+from nsysk3.analysis.marked_ranges import mark_ranges
 from nsysk3.trace.launches import read_launches
 from nsysk3.trace.nccl import read_nccl_calls
 from nsysk3.trace.nvtx import read_nvtx
 from nsysk3.trace.report import Report, open_report
-from nsysk3.trace.source import SqliteSource, open_source
+from nsysk3.trace.source import AnyOf, SqliteSource, open_source
 
 
 @pytest.fixture
@@ -146,6 +149,48 @@ def test_names_of_ranges_come_from_text_then_from_the_registered_string(opened: 
     export.nvtx("both", 8, 9)
     export.rows["NVTX_EVENTS"][-1]["textId"] = export.string("not this one")
     assert read_nvtx(opened(export))["name"].to_list() == ["plain", "registered", None, None, "both"]
+
+
+def test_what_is_left_unread_of_nvtx_changes_no_layer(opened: Callable[..., Report], tmp_path: Path) -> None:
+    # GIVEN a registered module that only an unregistered layer shows to be one, names of no use, and a range of one of
+    # those after the stated end of the capture, which disproves it for a range still open
+    export = Export(duration_us=100).nvtx("model.embed_tokens", 0, 5, registered=True).nvtx("model.layers.0", 6, 9)
+    export.nvtx("nsysk3.forward 1", 0, None, registered=True).nvtx("scheduler.idle", 50, 60, registered=True)
+    export.nvtx("scheduler.idle", 300, 400, registered=True)
+    fixtures = [path for path in sorted(FIXTURES.rglob("*.sqlite")) if ".nsysk3." not in path.name]
+    reports = [opened(export), *(open_report(path, path.stem) for path in fixtures)]
+    for report in reports:
+        every, some = (read_nvtx(report, use) for use in (None, lambda names: parse_names(names)["name"]))
+        marked, kept = (mark_ranges(ranges)[0] for ranges in (every, some))
+        assert kept.equals(marked), report.name
+        assert some.height <= every.height
+    some = read_nvtx(reports[0], lambda names: parse_names(names)["name"])
+    assert some.filter(pl.col("name") == "nsysk3.forward 1")["end"].to_list() == [EPOCH_NS + ns(400)]
+    # WHEN the capture did end there, idle ranges are not read
+    export.rows["NVTX_EVENTS"].pop()
+    rows = read_nvtx(opened(export, "less"), lambda names: parse_names(names)["name"])
+    assert rows["name"].to_list() == ["nsysk3.forward 1", "model.embed_tokens", "model.layers.0"]
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "parquetdir", "arrowdir"])
+def test_rows_can_be_chosen_by_any_of_several_columns(tmp_path: Path, kind: str) -> None:
+    export = Export()
+    for text, start in (("a", 1), (None, 2), (None, 3), (None, 400)):
+        export.nvtx(text, start, start + 1)
+    export.nvtx("registered", 5, 6, registered=True)
+    path = export.write(tmp_path / "r.sqlite") if kind == "sqlite" else export.write_directory(tmp_path / "r", kind)
+    source = open_source(path)
+    starts = {ns(start): start for start in (1, 2, 3, 5, 400)}
+    chosen: dict[tuple[int, ...], AnyOf] = {
+        (1,): {"text": None},
+        (1, 400): {"text": None, "start": range(ns(100), 2**63)},
+        (3,): {"start": [ns(3)]},
+        (5,): {"textId": [export.string("registered")], "absent": None},
+        (): {"absent": [1]},
+    }
+    for expected, any_of in chosen.items():
+        found = source.read("NVTX_EVENTS", ("start",), only={"eventType": [59]}, any_of=any_of)["start"]
+        assert tuple(starts[start] for start in found) == expected
 
 
 def test_marks_names_and_domains_are_no_ranges(opened: Callable[..., Report]) -> None:

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+import numpy as np
 import polars as pl
+from numpy.typing import NDArray
+
+from nsysk3.analysis.rows import laid_over, or_null, runs
+from nsysk3.trace.order import row_order
 
 COLLECTIVE_KINDS = pl.Enum(["embedding", "attention", "moe", "dense_mlp", "logits", "pp_gather", "unknown"])
 KIND_SOURCES = pl.Enum(["range", "name", "neighbours", "bytes", "position"])
@@ -24,14 +31,15 @@ _BY_MODULE = {
     "embedding_module": r"embed",
     "logits_module": r"^(?:logits_processor|lm_head)",
 }
-_NEEDED = ["row", "rank", "forward", "layer", "role", "stream", "name_id", "nccl_bytes", "start", "end"]
+_PATTERNS = {"category": _BY_CATEGORY, "module": _BY_MODULE}
 _INSTANCE = ["rank", "forward", "layer"]
 
 
 def moe_layers(events: pl.DataFrame) -> pl.DataFrame:
     """``rank``, ``layer``, ``moe``: whether the layer ran routed experts, in any forward."""
-    seen = events.filter(pl.col("layer").is_not_null()).select("rank", "layer", "category", "module").unique()
-    return _moe_layers(_with_flags(seen, "experts", "experts_module"))
+    seen = events.select("rank", "layer", "category", "module").filter(events["layer"].is_not_null()).unique()
+    flags = _flags(seen["category"], _BY_CATEGORY) | _flags(seen["module"], _BY_MODULE)
+    return _moe_layers(seen.with_columns(pl.Series(name, flags[name]) for name in ("experts", "experts_module")))
 
 
 def collective_kinds(events: pl.DataFrame) -> pl.DataFrame:
@@ -50,14 +58,15 @@ def collective_kinds(events: pl.DataFrame) -> pl.DataFrame:
 
     ``unknown`` (source null) where nothing tells.
     """
-    numbered = events.with_row_index("row")
-    ordered = _flagged(numbered.filter(pl.col("kind") != "graph"), *_BY_CATEGORY, *_BY_MODULE)
-    moe = _moe_layers(ordered)
-    allreduce = (pl.col("role") == "allreduce") | ((pl.col("role") == "fused") & pl.col("fused_allreduce"))
-    reduces = _placed(_with_surroundings(ordered, allreduce), ordered, moe)
-    gathers = _with_surroundings(ordered, pl.col("role") == "all_gather")
-    found = pl.concat([_reduce_kinds(reduces), _gather_kinds(gathers)])
-    return numbered.join(found, on="row", how="left", maintain_order="left").drop("row")
+    if not events["role"].is_in(["allreduce", "fused", "all_gather"]).any():
+        empty = {"collective_kind": COLLECTIVE_KINDS, "kind_source": KIND_SOURCES}
+        return events.with_columns(pl.lit(None, kind).alias(name) for name, kind in empty.items())
+    ordered = _ordered(events)
+    reduced = (pl.col("role") == "allreduce") | ((pl.col("role") == "fused") & pl.col("fused_allreduce"))
+    reduces, gathers = (_with_surroundings(ordered, chosen) for chosen in (reduced, pl.col("role") == "all_gather"))
+    gathers = gathers.join(_compute_streams(events), on="rank", how="left", maintain_order="left")
+    found = pl.concat([_reduce_kinds(_placed(reduces, ordered)), _gather_kinds(gathers)])
+    return events.hstack(laid_over(found.drop("row"), found["row"], events.height))
 
 
 def moe_shares(events: pl.DataFrame) -> pl.DataFrame:
@@ -75,88 +84,84 @@ def moe_shares(events: pl.DataFrame) -> pl.DataFrame:
     return table.with_columns(share.alias("moe_share")).sort("rank")
 
 
-def _flagged(events: pl.DataFrame, *flags: str) -> pl.DataFrame:
-    """Events in launch order a rank, with ``order`` and what their category and module are."""
-    # Sorting moves every column: only those that are read.
-    events = events.select(*_NEEDED, "api_start", "category", "module")
-    events = events.sort("rank", pl.coalesce("api_start", "start"), "start", "stream", "name_id")
-    events = _with_flags(events, *flags)
-    return events.select(*_NEEDED, *flags).with_row_index("order")
+def _ordered(events: pl.DataFrame) -> pl.DataFrame:
+    """Events but graph replays in launch order a rank: ``row``, ``order``, and what their category and module are."""
+    keys = events.select("rank", pl.coalesce("api_start", "start").alias("at"), "start", "stream", "name_id")
+    row = row_order(keys, ties=2)
+    read = ("rank", "forward", "layer", "role", "kind", "stream", "nccl_bytes", "category", "module")
+    ordered = events.select(read)[row].with_columns(pl.Series("row", row)).filter(pl.col("kind") != "graph")
+    flags = [pl.Series(name, of) for c in _PATTERNS for name, of in _flags(ordered[c], _PATTERNS[c]).items()]
+    return ordered.drop("kind", *_PATTERNS).hstack(flags).with_row_index("order")
 
 
-def _with_flags(events: pl.DataFrame, *flags: str) -> pl.DataFrame:
-    """Events with what their category and module are; a flag is never null."""
-    for column, patterns in (("category", _BY_CATEGORY), ("module", _BY_MODULE)):
-        # A handful of distinct values, over millions of events.
-        distinct = events.select(pl.col(column).unique())
-        text = pl.col(column).cast(pl.String)
-        said = distinct.with_columns(
-            text.str.contains(patterns[name]).fill_null(False).alias(name) for name in flags if name in patterns
-        )
-        events = events.join(said, on=column, how="left", nulls_equal=True, maintain_order="left")
-    return events
+def _flags(texts: pl.Series, patterns: Mapping[str, str]) -> dict[str, NDArray[np.bool_]]:
+    """By pattern, which of few distinct texts over millions of rows match; never null."""
+    distinct = texts.unique().drop_nulls()
+    code = distinct.to_physical().to_numpy()
+    none = int(code.max(initial=0)) + 1
+    rows = texts.to_physical().fill_null(none).to_numpy()
+    found = {}
+    for name, pattern in patterns.items():
+        matches = np.zeros(none + 1, bool)
+        matches[code] = distinct.cast(pl.String).str.contains(pattern).to_numpy()
+        found[name] = matches[rows]
+    return found
 
 
 def _moe_layers(flagged: pl.DataFrame) -> pl.DataFrame:
-    named = flagged.filter(pl.col("layer").is_not_null())
-    return named.group_by("rank", "layer").agg((pl.col("experts") | pl.col("experts_module")).any().alias("moe"))
+    moe = (pl.col("experts") | pl.col("experts_module")).alias("moe")
+    named = flagged.select("rank", "layer", moe).filter(pl.col("layer").is_not_null())
+    return runs(named)[0].group_by("rank", "layer").agg(pl.col("moe").any())
 
 
 def _with_surroundings(ordered: pl.DataFrame, chosen: pl.Expr) -> pl.DataFrame:
     """The chosen events with what ran since the one before them, and the order of what comes next."""
-    since = {
-        "attention_since": pl.col("attention"),
-        "experts_since": pl.col("experts"),
-        "activation_since": pl.col("activation"),
-        "embedding_since": pl.col("embedding"),
-        "p2p_since": pl.col("role") == "p2p",
-    }
-    following = {"next_sampling": pl.col("sampling"), "next_layer": pl.col("attention") | pl.col("embedding")}
-    chosen_rows = ordered.select(
+    asked = ordered.select(
         chosen.alias("chosen"),
-        "rank",
-        *[flag.cast(pl.Int32).cum_sum().alias(name) for name, flag in since.items()],
-        *[pl.when(flag).then("order").backward_fill().over("rank").alias(name) for name, flag in following.items()],
+        *("rank", "attention", "experts", "activation", "embedding", "sampling"),
+        (pl.col("role") == "p2p").alias("p2p"),
+        (pl.col("attention") | pl.col("embedding")).alias("layer"),
     )
-    # Counts run on from rank to rank, and so begin at what the rank before ended with.
-    base = chosen_rows.group_by("rank", maintain_order=True).agg(pl.last(name).alias(f"{name}_base") for name in since)
-    base = base.with_columns(pl.col(f"{name}_base").shift(1, fill_value=0) for name in since)
-    at = chosen_rows.filter("chosen").join(base, on="rank", how="left", maintain_order="left")
-    counted = at.select(
-        *following,
-        *[
-            (pl.col(name) - pl.col(name).shift(1).over("rank").fill_null(pl.col(f"{name}_base"))).alias(name)
-            for name in since
-        ],
-    )
-    return (
-        ordered.filter(chosen)
-        .hstack(counted)
-        .join(_compute_streams(ordered), on="rank", how="left", maintain_order="left")
-    )
+    at, rank = np.flatnonzero(asked["chosen"].to_numpy()), asked["rank"].to_numpy()
+    # What ran before the first of a rank ends where the rank begins.
+    new = np.diff(rank[at], prepend=-1) != 0
+    since = np.where(new, np.searchsorted(rank, rank[at]), np.append(0, at[:-1] + 1))
+    columns = []
+    for name in ("attention", "experts", "activation", "embedding", "p2p"):
+        count = np.append(0, np.cumsum(asked[name].to_numpy()))
+        columns.append(pl.Series(f"{name}_since", count[at + 1] - count[since]))
+    for name in ("sampling", "layer"):
+        places = np.append(np.flatnonzero(asked[name].to_numpy()), len(rank))
+        following = places[np.searchsorted(places[:-1], at)]
+        same = np.append(rank, -1)[following] == rank[at]
+        columns.append(or_null(np.where(same, following, -1)).alias(f"next_{name}"))
+    return ordered.filter(asked["chosen"]).hstack(columns)
 
 
-def _compute_streams(ordered: pl.DataFrame) -> pl.DataFrame:
+def _compute_streams(events: pl.DataFrame) -> pl.DataFrame:
     """``rank``, ``compute_stream``: the stream that computes longest."""
     ns = (pl.col("end") - pl.col("start")).sum().alias("ns")
-    busy = ordered.filter(pl.col("role") == "compute").group_by("rank", "stream").agg(ns).sort("ns", "stream")
+    computed = events.select("rank", "stream", "start", "end").filter(events["role"] == "compute")
+    busy = computed.group_by("rank", "stream").agg(ns).sort("ns", "stream")
     return busy.group_by("rank", maintain_order=True).agg(pl.last("stream").alias("compute_stream"))
 
 
-def _placed(reduces: pl.DataFrame, ordered: pl.DataFrame, moe: pl.DataFrame) -> pl.DataFrame:
+def _placed(reduces: pl.DataFrame, ordered: pl.DataFrame) -> pl.DataFrame:
     """Add where in its layer and forward each AllReduce is, and whether its layer and the one before have experts."""
-    in_layer = ordered.filter(pl.col("layer").is_not_null())
-    modules = in_layer.group_by(_INSTANCE).agg(
-        pl.col("order").filter("attention_module").min().alias("first_attention"),
-        pl.col("order").filter("mlp_module").min().alias("first_mlp"),
-        pl.col("order").min().alias("first_layer"),
-    )
-    firsts = modules.group_by("rank", "forward").agg(pl.min("first_layer"))
+    moe, first = _moe_layers(ordered), pl.col("order").min()
+    parts = ("attention_module", "mlp_module")
+    in_layer = ordered.select(*_INSTANCE, *parts, "order").filter(pl.col("layer").is_not_null())
+    _, run = runs(in_layer.select(*_INSTANCE, *parts))
+    in_layer = in_layer.filter(run != run.shift(1, fill_value=-1))
+    attentions = in_layer.filter("attention_module").group_by(_INSTANCE).agg(first.alias("first_attention"))
+    mlps = in_layer.filter("mlp_module").group_by(_INSTANCE).agg(first.alias("first_mlp"))
+    firsts = in_layer.group_by("rank", "forward").agg(first.alias("first_layer"))
     before = moe.select("rank", pl.col("layer") + 1, pl.col("moe").alias("moe_before"))
     placed = (
         reduces.join(moe, on=["rank", "layer"], how="left")
         .join(before, on=["rank", "layer"], how="left")
-        .join(modules.drop("first_layer"), on=_INSTANCE, how="left")
+        .join(attentions, on=_INSTANCE, how="left")
+        .join(mlps, on=_INSTANCE, how="left")
         .join(firsts, on=["rank", "forward"], how="left")
         .sort("order")
     )
@@ -171,7 +176,7 @@ def _placed(reduces: pl.DataFrame, ordered: pl.DataFrame, moe: pl.DataFrame) -> 
     )
     inside = pl.col("layer").is_not_null()
     return placed.with_columns(
-        pl.when(inside).then(pl.int_range(pl.len()).over(_INSTANCE)).alias("nth"),
+        (pl.col("order") == first.over(_INSTANCE)).alias("first_of"),
         pl.when(inside).then(pl.len().over(_INSTANCE)).alias("of"),
         pl.when(size.is_not_null()).then(pl.col("large").fill_null(False)).alias("large"),
     )
@@ -204,7 +209,7 @@ def _reduce_kinds(placed: pl.DataFrame) -> pl.DataFrame:
     followed = pl.col("large").shift(-1).over("rank")
     by_bytes = pl.when("large").then(pl.lit("moe")).when(~pl.col("large") & followed).then(pl.lit("attention"))
     by_position = (
-        pl.when((pl.col("of") > 1) & (pl.col("nth") == 0)).then(pl.lit("attention"))
+        pl.when((pl.col("of") > 1) & pl.col("first_of")).then(pl.lit("attention"))
         .when(pl.col("of") > 1).then(mlp)
         .when(~in_layer & (order < pl.col("first_layer"))).then(pl.lit("embedding"))
     )  # fmt: skip

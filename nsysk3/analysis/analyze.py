@@ -23,6 +23,7 @@ from nsysk3.analysis.nccl_tests import read_nccl_tests
 from nsysk3.analysis.pipeline import infer_stages, pipeline_table, stage_gaps
 from nsysk3.analysis.roles import assign_roles
 from nsysk3.analysis.run_tables import budget_table, device_table, unclassified_table
+from nsysk3.analysis.sp_collectives import sp_info
 from nsysk3.analysis.stability import stability
 from nsysk3.analysis.stragglers import straggler_table
 from nsysk3.analysis.summaries import budget_summary, report_tables, top_kernels
@@ -106,7 +107,7 @@ def _result(
     layers = layer_table(counted, staged)
     per_layer = layer_summary(layers, windows, inside)
     timeline, drawn = timeline_table(events, loaded.names, inside, found.collectives, windows)
-    kinds = events.with_row_index("event").select("event", pl.col("collective_kind").alias("kind"))
+    kind = events["collective_kind"].gather(collectives["event"]).alias("kind")
     tables = {
         "rank_metrics": ranks.select(*RankMetrics.model_fields),
         "nsys_device_metrics": device_table(ranks),
@@ -117,7 +118,7 @@ def _result(
         "categories": _plain(category_table(counted)),
         "kernels": _plain(kernels),
         "unclassified": unclassified_table(kernels),
-        "collectives": _plain(collectives.rename({"role": "op"}).join(kinds, on="event", how="left").drop("event")),
+        "collectives": _plain(collectives.rename({"role": "op"}).with_columns(kind).drop("event")),
         "p2p": pairs.drop("send_event", "recv_event"),
         "p2p_unmatched": found.lonely,
         "pipeline": pipeline_table(events, stages, windows, by_rank, pairs, inside.filter("whole")),
@@ -134,7 +135,9 @@ def _result(
     tables |= report_tables(tables)
     about_layers = _layer_info(attributed, counted, ranks, inside, drawn)
     notes = [*rules.notes, *attributed.notes, *_attribution_note(about_layers)]
-    return Result(document(loaded, tables, found, info, about_layers, notes, sent), tables)
+    opaque = not counted.filter(pl.col("kind") == "graph").is_empty()
+    sp = sp_info(loaded.manifest, tables["kernels"], attributed.sp_calls, opaque)
+    return Result(document(loaded, tables, found, info, about_layers, notes, sent, sp), tables)
 
 
 def _plain(table: pl.DataFrame) -> pl.DataFrame:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import polars as pl
 
 from nsysk3.analysis.marked_ranges import at_or_before, by_thread
 from nsysk3.analysis.nesting import Ints, innermost
+from nsysk3.analysis.rows import or_null, runs
 from nsysk3.trace.report import pid_of
 
 GRAPH_REPLAY = "graph replay"
@@ -21,9 +23,6 @@ REASONS = pl.Enum(
     [GRAPH_REPLAY, BOUNDARY, NO_NVTX, LAUNCH_UNKNOWN, OTHER_THREAD, BETWEEN, OUTSIDE, NO_PERIOD, OUTSIDE_PERIOD]
 )
 LAYER_SOURCES = pl.Enum(["nvtx", "graph order", "period"])
-_FOUND_SCHEMA = pl.Schema(
-    {"row": pl.UInt32(), "layer": pl.Int32(), "module": pl.Categorical(), "host_forward": pl.UInt32()}
-)
 
 
 def attribute_by_ranges(
@@ -41,58 +40,61 @@ def attribute_by_ranges(
     * ``reason``: why ``layer`` is null, never null there.  The kernels of a CUDA graph replay share one launch, which
       says nothing about their layers.
     """
-    numbered = events.with_row_index("row")
-    launched = numbered.filter(pl.col("api_start").is_not_null() & pl.col("tid").is_not_null())
-    found = _found(launched.select("row", "report", "tid", "api_start"), marked, host_forwards)
-    joined = numbered.join(found, on="row", how="left", maintain_order="left").drop("row")
     replayed = pl.col("graph_node").is_not_null() | (pl.col("kind") == "graph")
-    joined = joined.with_columns(pl.when(~replayed).then(name).alias(name) for name in ("layer", "module"))
-    joined = joined.join(
-        _numbers(joined, host_forwards), on=["rank", "host_forward"], how="left", maintain_order="left"
-    )
-    return joined.with_columns(
+    found = events.hstack(_found(events, marked, host_forwards))
+    found = found.with_columns(pl.when(~replayed).then(name).alias(name) for name in ("layer", "module"))
+    keys, run = runs(found.select("rank", "host_forward"))
+    numbers = _numbers(keys, host_forwards)
+    forward = keys.join(numbers, on=["rank", "host_forward"], how="left", maintain_order="left")["forward"]
+    return found.with_columns(
+        forward.gather(run),
         pl.when(pl.col("layer").is_not_null()).then(pl.lit("nvtx", LAYER_SOURCES)).alias("layer_source"),
         _reason(replayed, ranks, marked),
+    ).drop("on_thread")
+
+
+def _found(events: pl.DataFrame, marked: pl.DataFrame, host_forwards: pl.DataFrame) -> pl.DataFrame:
+    """``layer``, ``module``, ``host_forward`` of each event, and ``on_thread``: its thread has ranges of the model."""
+    ranges, forwards = by_thread(_numbered(marked)), by_thread(_numbered(host_forwards))
+    layer, other, forward = (np.full(events.height, -1) for _ in range(3))  # rows of `marked`, `host_forwards`
+    on_thread = np.zeros(events.height, bool)
+    launched = events.select("report", "tid", "api_start").with_row_index("row")
+    launched = launched.filter(pl.col("tid").is_in([tid for _, tid in ranges]) & pl.col("api_start").is_not_null())
+    for key, points in by_thread(launched).items():
+        if key not in ranges:
+            continue
+        mine, row, at = ranges[key], points["row"].to_numpy(), points["api_start"].to_numpy()
+        layers = mine.filter(pl.col("kind") == "layer")
+        others = mine.filter(pl.col("kind").is_in(["model", "boundary"]))
+        layer[row], other[row] = _innermost_row(layers, at), _innermost_row(others, at)
+        on_thread[row] = mine["kind"].is_in(["layer", "forward", "model"]).any()
+        if key in forwards:
+            begun = at_or_before(forwards[key]["start"].to_numpy(), at)
+            inside = (begun >= 0) & (forwards[key]["end"].to_numpy()[begun] >= at)
+            forward[row] = np.where(inside, forwards[key]["at"].to_numpy()[begun], -1)
+    in_layer, elsewhere = or_null(layer), or_null(np.where(layer < 0, other, layer))
+    return pl.DataFrame(
+        [
+            marked["layer"].gather(in_layer),
+            marked["module"].gather(elsewhere),
+            or_null(forward).cast(pl.UInt32).alias("host_forward"),
+            pl.Series("on_thread", on_thread),
+        ]
     )
 
 
-def _found(points: pl.DataFrame, marked: pl.DataFrame, host_forwards: pl.DataFrame) -> pl.DataFrame:
-    """_FOUND_SCHEMA of the launches on threads that have ranges."""
-    ranges, forwards = by_thread(marked), by_thread(host_forwards.with_row_index("host_forward"))
-    no_ranges, no_forwards = marked.clear(), host_forwards.with_row_index("host_forward").clear()
-    rows = [
-        _found_on_thread(part, ranges.get(key, no_ranges), forwards.get(key, no_forwards))
-        for key, part in by_thread(points).items()
-        if key in ranges or key in forwards
-    ]
-    return pl.concat([pl.DataFrame(schema=_FOUND_SCHEMA), *rows])
+def _innermost_row(ranges: pl.DataFrame, at: Ints) -> Ints:
+    if ranges.is_empty():
+        return np.full(len(at), -1)
+    held = innermost(ranges["start"].to_numpy(), ranges["end"].to_numpy(), at)
+    return np.where(held >= 0, ranges["at"].to_numpy()[held], -1)
 
 
-def _found_on_thread(points: pl.DataFrame, ranges: pl.DataFrame, forwards: pl.DataFrame) -> pl.DataFrame:
-    at = points["api_start"].to_numpy()
-    layers = _innermost_rows(ranges.filter(pl.col("kind") == "layer"), at)
-    others = _innermost_rows(ranges.filter(pl.col("kind").is_in(["model", "boundary"])), at)
-    last_begun = pl.Series(at_or_before(forwards["start"].to_numpy(), at))
-    return points.select(
-        "row",
-        layers["layer"],
-        pl.when(layers["layer"].is_null()).then(others["module"]).otherwise(layers["module"]).alias("module"),
-        pl.when(_rows(forwards, last_begun)["end"] >= pl.col("api_start"))
-        .then(_rows(forwards, last_begun)["host_forward"])
-        .alias("host_forward"),
-    )
+def _numbered(rows: pl.DataFrame) -> pl.DataFrame:
+    return rows.with_columns(pl.int_range(pl.len(), dtype=pl.Int64).alias("at"))
 
 
-def _innermost_rows(ranges: pl.DataFrame, at: Ints) -> pl.DataFrame:
-    return _rows(ranges, pl.Series(innermost(ranges["start"].to_numpy(), ranges["end"].to_numpy(), at)))
-
-
-def _rows(frame: pl.DataFrame, index: pl.Series) -> pl.DataFrame:
-    """Rows by position, null for -1."""
-    return frame.select(pl.all().gather(index.replace(-1, None)))
-
-
-def _numbers(joined: pl.DataFrame, host_forwards: pl.DataFrame) -> pl.DataFrame:
+def _numbers(launched: pl.DataFrame, host_forwards: pl.DataFrame) -> pl.DataFrame:
     """``rank``, ``host_forward``, ``forward``: the number of each forward that a rank launched work in.
 
     The markers' own numbers, which mean the same micro-batch on every rank, when no thread repeats one; a forward
@@ -101,7 +103,7 @@ def _numbers(joined: pl.DataFrame, host_forwards: pl.DataFrame) -> pl.DataFrame:
     index = pl.int_range(pl.len()).over("report", "tid")
     shift = (pl.col("number") - index).backward_fill().forward_fill().over("report", "tid")
     told = host_forwards.with_row_index("host_forward").with_columns((shift + index).alias("told"))
-    seen = joined.select("rank", "host_forward").drop_nulls().unique()
+    seen = launched.drop_nulls().unique()
     seen = seen.join(told, on="host_forward").sort("rank", "start", "host_forward")
     # A marker that was closed and opened again is one forward.
     again = (pl.col("told") == pl.col("told").shift(1)).over("report", "tid").fill_null(False)
@@ -114,15 +116,14 @@ def _reason(replayed: pl.Expr, ranks: pl.DataFrame, marked: pl.DataFrame) -> pl.
     layers = marked.filter(pl.col("kind") == "layer")
     processes = layers.select("report", pid_of(pl.col("tid")).alias("pid")).unique()
     with_layers = ranks.join(processes, on=["report", "pid"], how="semi", nulls_equal=True)["rank"]
-    threads = marked.filter(pl.col("kind").is_in(["layer", "forward", "model"])).select("report", "tid").unique()
-    on_thread = pl.struct("report", "tid").is_in(threads.select(pl.struct("report", "tid")).to_series().implode())
     reason = (
-        pl.when(replayed).then(pl.lit(GRAPH_REPLAY))
-        .when(pl.col("role") == "p2p").then(pl.lit(BOUNDARY))
-        .when(~pl.col("rank").is_in(with_layers.implode())).then(pl.lit(NO_NVTX))
-        .when(pl.col("api_start").is_null() | pl.col("tid").is_null()).then(pl.lit(LAUNCH_UNKNOWN))
-        .when(~on_thread).then(pl.lit(OTHER_THREAD))
-        .when(pl.col("host_forward").is_not_null()).then(pl.lit(BETWEEN))
-        .otherwise(pl.lit(OUTSIDE))
+        pl.when(pl.col("layer").is_not_null()).then(None)
+        .when(replayed).then(pl.lit(GRAPH_REPLAY, REASONS))
+        .when(pl.col("role") == "p2p").then(pl.lit(BOUNDARY, REASONS))
+        .when(~pl.col("rank").is_in(with_layers.implode())).then(pl.lit(NO_NVTX, REASONS))
+        .when(pl.col("api_start").is_null() | pl.col("tid").is_null()).then(pl.lit(LAUNCH_UNKNOWN, REASONS))
+        .when(~pl.col("on_thread")).then(pl.lit(OTHER_THREAD, REASONS))
+        .when(pl.col("host_forward").is_not_null()).then(pl.lit(BETWEEN, REASONS))
+        .otherwise(pl.lit(OUTSIDE, REASONS))
     )  # fmt: skip
-    return pl.when(pl.col("layer").is_null()).then(reason).cast(REASONS).alias("reason")
+    return reason.alias("reason")

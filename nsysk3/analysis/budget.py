@@ -16,6 +16,7 @@ Ints = NDArray[np.int64]
 # What a stretch of a communication kernel was: see METRICS section 6.
 WAITS = ("wait_collective", "wait_upstream", "wait_downstream")
 STATES = ("transfer", "unresolved", *WAITS)
+WAIT_STATES = pl.Enum(STATES)
 IDLE_KINDS = ("stage_idle", "launch_gap", "other")
 EXPOSED_BUCKETS = (*(f"exposed_{role}" for role in COMM_ROLES), *(f"exposed_{state}" for state in STATES[1:]))
 BUCKETS = ("overlap", "compute", "fused", *EXPOSED_BUCKETS, "graph", "copy", *(f"idle_{kind}" for kind in IDLE_KINDS))
@@ -57,6 +58,8 @@ def time_budget(events: pl.DataFrame, low: int, high: int, *, stage_gaps: Interv
     """
     sets, states = _sets(events, low, high)
     cut = segments(list(sets.values()), low, high)
+    idle = Intervals(*_merge(cut, cut.mask == 0))
+    cut = cut.by_mask()
     bit = {name: 1 << position for position, name in enumerate(sets)}
 
     def has(name: str) -> NDArray[np.bool_]:
@@ -89,8 +92,6 @@ def time_budget(events: pl.DataFrame, low: int, high: int, *, stage_gaps: Interv
     buckets["graph"] = cut.where(has("graph") & ~busy)
     busy |= has("graph")
     buckets["copy"] = cut.where(has("copy") & ~busy)
-    busy |= has("copy")
-    idle = Intervals(*_merge(cut, ~busy))
     buckets |= {f"idle_{kind}": ns for kind, ns in _idle_kinds(events, idle, stage_gaps).items()}
     return Budget(
         window_ns=high - low,

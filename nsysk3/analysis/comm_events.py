@@ -18,8 +18,13 @@ def comm_table(events: pl.DataFrame) -> pl.DataFrame:
     """
     hex_id = pl.col("comm").map_elements(lambda value: f"comm {value & (2**64 - 1):016x}", return_dtype=pl.String)
     ids = pl.DataFrame({"comm": events["comm"].drop_nulls().unique()}).with_columns(hex_id.alias("group"))
+    read = (
+        "rank", "report", "stream", "start", "end", "role", "nccl_op", "comm", "peer", "n_sends", "n_recvs",
+        "send_bytes", "recv_bytes", "nccl_bytes",
+    )  # fmt: skip
     return (
-        events.with_row_index("event")
+        events.select(read)
+        .with_row_index("event")
         .filter(pl.col("role").is_in(COMM_ROLES))
         .join(ids, on="comm", how="left")
         .with_columns((pl.col("end") - pl.col("start")).alias("dur"), pl.col("role").cast(pl.String))

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 import polars as pl
 
 from nsysk3.analysis.bandwidth import with_busbw
+from nsysk3.analysis.budget import WAIT_STATES
 from nsysk3.analysis.clocks import END_SPREAD_NS, Clocks, align, shifted
 from nsysk3.analysis.collectives import match_collectives, observe_collectives
 from nsysk3.analysis.comm_events import comm_table
 from nsysk3.analysis.communicators import infer_groups
 from nsysk3.analysis.intervals import covered, union
 from nsysk3.analysis.p2p import match_p2p, observe_p2p, sides, unmatched, waits_of
+from nsysk3.analysis.rows import by_rank, laid_over
 
 
 @dataclass(frozen=True)
@@ -43,13 +45,8 @@ def cross_rank(events: pl.DataFrame, ranks: pl.DataFrame, reports: int) -> Cross
     clocks = align(reports, observed, middle)
     collectives = with_busbw(match_collectives(comm, clocks))
     pairs = match_p2p(halves, clocks)
-    waits = pl.concat([_collective_waits(collectives), waits_of(pairs)])
-    joined = (
-        events.with_row_index("event")
-        .with_columns(pl.col("event").cast(pl.Int64))
-        .join(waits, on="event", how="left", maintain_order="left")
-        .drop("event")
-    )
+    waits = pl.concat([_collective_waits(collectives), waits_of(pairs)]).cast({"wait_state": WAIT_STATES})
+    joined = events.hstack(laid_over(waits.drop("event"), waits["event"], events.height))
     # Drift makes an aligned duration differ by a few ns; the GPU's own is the one that counts.
     spent = pl.col("end") - pl.col("start")
     own = pl.when(pl.col("wait_ns") > spent).then(spent).otherwise("wait_ns")
@@ -63,15 +60,16 @@ def cross_rank(events: pl.DataFrame, ranks: pl.DataFrame, reports: int) -> Cross
 
 def _hidden_waits(events: pl.DataFrame) -> pl.DataFrame:
     """Per P2P kernel, how much of its wait ran beside compute or fused kernels: ``event``, ``hidden`` (ns)."""
-    numbered = events.with_row_index("event").with_columns(pl.col("event").cast(pl.Int64))
     parts = [pl.DataFrame(schema={"event": pl.Int64, "hidden": pl.Int64})]
-    waiting = numbered.filter((pl.col("role") == "p2p") & pl.col("wait_ns").is_not_null())
+    events = events.select(
+        pl.int_range(pl.len(), dtype=pl.Int64).alias("event"), "rank", "start", "end", "role", "wait_ns"
+    )
+    waiting = events.filter((pl.col("role") == "p2p") & pl.col("wait_ns").is_not_null())
     if waiting.is_empty():
         return parts[0]
-    ours = events.select("rank", "start", "end", "role").filter(pl.col("role").is_in(["compute", "fused"]))
-    by_rank = ours.partition_by("rank", as_dict=True)
-    for key, waits in waiting.group_by("rank"):
-        work = by_rank.get(key, ours.clear())
+    ours = by_rank(events.filter(pl.col("role").is_in(["compute", "fused"])))
+    for (rank,), waits in waiting.group_by("rank"):
+        work = ours.get(int(str(rank)), events.clear())
         busy = union(work["start"].to_numpy(), work["end"].to_numpy())
         start = waits["start"].to_numpy()
         hidden = covered(busy, start + waits["wait_ns"].to_numpy()) - covered(busy, start)

@@ -12,6 +12,7 @@ from nsysk3.analysis.clocks import clock_document
 from nsysk3.analysis.cross import CrossRank, findings, matched_counts
 from nsysk3.analysis.metrics import NEEDS_KERNELS, SPLITS, WAIT_SUMS
 from nsysk3.analysis.sentences import sentences
+from nsysk3.analysis.sp_collectives import sp_sentences
 from nsysk3.analysis.summaries import summary
 from nsysk3.result.model import (
     ClockInfo,
@@ -21,6 +22,7 @@ from nsysk3.result.model import (
     RankMetrics,
     ReportInfo,
     ResultDocument,
+    SpInfo,
     WindowInfo,
 )
 from nsysk3.result.store import IN_DOCUMENT, rows
@@ -40,11 +42,12 @@ def document(
     layers: LayerInfo,
     notes: Sequence[str],
     sent: pl.DataFrame,
+    sp: list[SpInfo],
 ) -> ResultDocument:
     """The document of a result.
 
     ``notes``: what the analyses themselves want said, after the run's own notes.
-    ``sent``: P2P pairs whose send lies in the window.
+    ``sent``: P2P pairs whose send lies in the window.  ``sp``: see sp_collectives.
     """
     clock = clock_document(found.clocks, [report.name for report in run.reports])
     ranks = tables["rank_metrics"]
@@ -60,7 +63,8 @@ def document(
         clock=ClockInfo.model_validate(clock),
         matched=[MatchedInfo.model_validate(row) for row in matched_counts(found).iter_rows(named=True)],
         layers=layers,
-        sentences=sentences(tables, run.ranks, sent),
+        sp=sp,
+        sentences=[*sentences(tables, run.ranks, sent), *sp_sentences(sp)],
         summary=summary(ranks),
         ranks=[RankMetrics.model_validate(row) for row in ranks.iter_rows(named=True)],
         tables={name: rows(table) for name, table in tables.items() if name in IN_DOCUMENT},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import polars as pl
 
 from nsysk3.analysis.forward_ranges import SOURCES
+from nsysk3.analysis.rows import runs
 
 FORWARD_SCHEMA = pl.Schema(
     {
@@ -36,16 +37,18 @@ def forward_table(events: pl.DataFrame, ranks: pl.DataFrame, host_forwards: pl.D
     the host began it, null when found by period.  ``tokens``: what its module ranges say, null where they do not.
     ``whole`` is true when it can be compared with the others, else ``reason`` says why not; see _judged.
     """
-    work = events.filter(pl.col("forward").is_not_null() & (pl.col("kind") != "copy"))
+    read = [*_KEY, "layer", "host_forward", "name_id", "role", "start", "end"]
+    mine = events.select(pl.col("forward").is_not_null() & (pl.col("kind") != "copy")).to_series()
+    work = events.select(read).filter(mine)
     own = pl.col("role") != "p2p"
     rows = work.group_by(_KEY).agg(
         pl.col("start").filter(own).min().alias("start_utc_ns"),
         pl.col("end").filter(own).max().alias("end_utc_ns"),
         pl.len().cast(pl.Int64).alias("kernels"),
-        pl.col("host_forward").unique().sort().alias("host_forward"),
     )
+    launched = runs(work.select(*_KEY, "host_forward"))[0].unique().sort(*_KEY, "host_forward")
     said = host_forwards.with_row_index("host_forward").select("host_forward", "tokens", "truncated", "source", "start")
-    told = rows.explode("host_forward").join(said, on="host_forward", how="left").group_by(_KEY).agg(
+    told = launched.join(said, on="host_forward", how="left", maintain_order="left").group_by(_KEY).agg(
         pl.col("tokens").drop_nulls().first(),
         pl.col("truncated").any(),
         pl.col("source").drop_nulls().first().fill_null(pl.lit("period", SOURCES)),
@@ -63,7 +66,8 @@ def _judged(table: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
     decode step among prefill passes), told by its tokens or, where those are unknown, by how many kernels it has in
     common with the usual; and a first or last forward with fewer kernels than any other whole one.
     """
-    layers = work.group_by(_KEY).agg(pl.col("layer").drop_nulls().unique().sort().alias("layers"))
+    seen, _ = runs(work.select(*_KEY, "layer"))
+    layers = seen.group_by(_KEY).agg(pl.col("layer").drop_nulls().unique().sort().alias("layers"))
     table = table.join(layers, on=_KEY).join(_likeness(table, work), on=_KEY, how="left")
     sets = table.group_by("rank", "layers").agg(pl.len().alias("count"))
     usual = sets.sort("count", pl.col("layers").list.len(), pl.col("layers").list.first(), descending=True)

@@ -45,12 +45,14 @@ def attribute_graphs(
         return events
     known = _from_capture(nodes, ranks, marked, captured)
     rest = nodes.filter(pl.col("kind") == "kernel").join(known, on=["rank", "graph_node"], how="anti")
-    eager = events.filter((pl.col("layer_source") == "nvtx").any().over("rank", "forward"))
-    eager = eager.filter(
-        (pl.col("kind") == "kernel") & pl.col("graph_node").is_null() & pl.col("forward").is_not_null()
-    )
+    read = ("rank", "forward", "api_start", "start", "name_id", "layer", "module")
+    plain = (pl.col("kind") == "kernel") & pl.col("graph_node").is_null() & pl.col("forward").is_not_null()
+    from_ranges = (pl.col("layer_source") == "nvtx").any().over("rank", "forward")
+    eager = events.filter(from_ranges & plain).select(read)
     found = pl.concat([known, _from_order(rest, eager)])
-    joined = events.join(found, on=["rank", "graph_node"], how="left", maintain_order="left", suffix="_found")
+    keys = events.select("rank", "graph_node")
+    placed = keys.join(found, on=["rank", "graph_node"], how="left", maintain_order="left").drop("rank", "graph_node")
+    joined = events.hstack(placed.rename({"layer": "layer_found", "module": "module_found"}))
     hit = replayed & pl.col("layer_found").is_not_null()
     between = replayed & pl.col("between").fill_null(False)
     return joined.with_columns(

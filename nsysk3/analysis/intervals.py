@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+import polars as pl
 from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
@@ -72,6 +73,12 @@ class Segments(NamedTuple):
     def where(self, chosen: NDArray[np.bool_]) -> int:
         """Length of the segments chosen, ns."""
         return int((self.end[chosen] - self.start[chosen]).sum())
+
+    def by_mask(self) -> Segments:
+        """One segment a mask, as long as all of that mask together: enough to ask how long, not when."""
+        spent = pl.DataFrame({"mask": self.mask, "ns": self.end - self.start}).group_by("mask").agg(pl.col("ns").sum())
+        ns = spent["ns"].to_numpy()
+        return Segments(np.zeros_like(ns), ns, spent["mask"].to_numpy())
 
 
 def segments(sets: Sequence[Intervals], low: int, high: int) -> Segments:

@@ -10,10 +10,14 @@ import polars as pl
 from nsysk3.analysis.attribution import attribute_by_ranges
 from nsysk3.analysis.forward_ranges import forward_ranges
 from nsysk3.analysis.graph_layers import attribute_graphs, captured_nodes
+from nsysk3.analysis.layer_names import parse_names
 from nsysk3.analysis.marked_ranges import main_stack, mark_ranges
 from nsysk3.analysis.period import attribute_by_period
+from nsysk3.analysis.sp_collectives import add_calls, sp_calls
 from nsysk3.trace.nvtx import read_nvtx
 from nsysk3.trace.report import Report
+
+SP_MARK = "k3."
 
 
 @dataclass(frozen=True)
@@ -22,13 +26,15 @@ class LayerAttribution:
 
     ``events``: as given, with ``layer``, ``module``, ``forward``, ``host_forward``, ``layer_source`` and ``reason``.
     ``marked`` and ``host_forwards``: the ranges they come from (host times, UTC ns).  ``fits``: how well the period
-    fits on ranks without NVTX layers.  ``notes``: what a reader of the layers should know.
+    fits on ranks without NVTX layers.  ``sp_calls``: what marks say of SP collectives.  ``notes``: what a reader of the
+    layers should know.
     """
 
     events: pl.DataFrame
     marked: pl.DataFrame
     host_forwards: pl.DataFrame
     fits: pl.DataFrame
+    sp_calls: pl.DataFrame
     notes: tuple[str, ...]
 
 
@@ -46,10 +52,11 @@ def attribute_layers(
     their report.  ``ranks`` need report, pid and pp_rank (null where the stage is unknown).  Raises InputError for a
     ``layer_regex`` that cannot be used.
     """
-    marked, notes = _marked(reports, layer_regex, progress)
+    marked, calls, notes = _marked(reports, layer_regex, progress)
     host_forwards = forward_ranges(marked)
     found = attribute_by_ranges(events, ranks, marked, host_forwards)
-    found = attribute_graphs(found, ranks, marked, captured_nodes(reports))
+    if events["graph_node"].null_count() < events.height:
+        found = attribute_graphs(found, ranks, marked, captured_nodes(reports))
     found, fits = attribute_by_period(found, ranks)
     graphs = found.filter((pl.col("reason").cast(pl.String) == "graph replay") & (pl.col("kind") == "kernel"))
     inside = graphs.select("rank").unique().sort("rank")
@@ -60,25 +67,31 @@ def attribute_layers(
         )
         # What is left beside the graphs is no sequence of forwards, and says nothing about its period.
         fits = fits.filter(pl.col("reason").is_null() | ~pl.col("rank").is_in(inside["rank"].implode()))
-    return LayerAttribution(found, marked, host_forwards, fits, (*notes, *_fit_notes(fits)))
+    return LayerAttribution(found, marked, host_forwards, fits, calls, (*notes, *_fit_notes(fits)))
 
 
 def _marked(
     reports: Sequence[Report], layer_regex: str | None, progress: Callable[[str], None] | None
-) -> tuple[pl.DataFrame, list[str]]:
+) -> tuple[pl.DataFrame, pl.DataFrame, list[str]]:
     """The ranges that matter of all reports; one report's whole NVTX table is in memory at a time."""
-    parts, notes = [], []
+    parts, calls, notes = [], [], []
     for index, report in enumerate(reports):
         if progress:
             progress(f"reading the ranges of {report.name} ({index + 1}/{len(reports)})")
-        ranges, dropped = mark_ranges(read_nvtx(report), index, layer_regex)
+        every = read_nvtx(report, lambda names: _of_use(names, layer_regex))
+        ranges, dropped = mark_ranges(every, index, layer_regex)
         parts.append(ranges)
+        calls.append(sp_calls(every["name"].filter(every["name"].cat.starts_with(SP_MARK))))
         if dropped:
             notes.append(
                 f"{report.name}: {dropped} start/end ranges that name layers were not used: "
                 "they cross threads or other ranges"
             )
-    return main_stack(pl.concat(parts)), notes
+    return main_stack(pl.concat(parts)), add_calls(calls), notes
+
+
+def _of_use(names: pl.Series, layer_regex: str | None) -> pl.Series:
+    return pl.concat([parse_names(names, layer_regex)["name"], names.filter(names.str.starts_with(SP_MARK))])
 
 
 def _fit_notes(fits: pl.DataFrame) -> list[str]:

@@ -7,6 +7,7 @@ import polars as pl
 
 from nsysk3.analysis.allreduce_kinds import moe_layers
 from nsysk3.analysis.intervals import Ints, covered, union
+from nsysk3.analysis.rows import by_rank, runs
 from nsysk3.classify import COMM_ROLES
 
 LAYER_SCHEMA = pl.Schema(
@@ -45,12 +46,11 @@ def layer_table(events: pl.DataFrame, ranks: pl.DataFrame) -> pl.DataFrame:
       kernel, of whatever layer.
     * ``layer_kind``: see layer_kinds.
     """
-    named = events.filter(pl.all_horizontal(pl.col(_KEY).is_not_null()) & (pl.col("kind") != "copy"))
-    rows = named.group_by(_KEY).agg(
-        pl.col("start").min().alias("start_utc_ns"), pl.col("end").max().alias("end_utc_ns"), *_allreduce(named)
+    named, rows = _grouped(events)
+    times = named.group_by("group").agg(
+        pl.col("start").min().alias("start_utc_ns"), pl.col("end").max().alias("end_utc_ns")
     )
-    rows = rows.sort(_KEY).with_row_index("group").with_columns(pl.col("group").cast(pl.Int64))
-    named = named.select(*_KEY, "start", "end", "role").join(rows.select(*_KEY, "group"), on=_KEY)
+    rows = rows.join(times, on="group", how="left", maintain_order="left").hstack(_allreduce(named, rows.height))
     rows = rows.with_columns(
         _union_ns(named, "compute", rows.height).alias("compute_ns"),
         _union_ns(named, "fused", rows.height).alias("fused_ns"),
@@ -67,7 +67,7 @@ def layer_kinds(events: pl.DataFrame) -> pl.DataFrame:
     An attention that no kernel shows is left out (``dense``), and the kind is null when nothing shows.  A layer is
     dense when it has no routed experts although its attention, or its ``mlp`` module, was seen.
     """
-    distinct = events.filter(pl.col("layer").is_not_null()).select("rank", "layer", "category", "module").unique()
+    distinct = events.select("rank", "layer", "category", "module").filter(events["layer"].is_not_null()).unique()
     category, module = pl.col("category").cast(pl.String), pl.col("module").cast(pl.String)
     seen = distinct.group_by("rank", "layer").agg(
         category.str.contains(_KDA).any().alias("kda"),
@@ -111,7 +111,9 @@ def unattributed_reasons(events: pl.DataFrame) -> pl.DataFrame:
 
 def layer_categories(events: pl.DataFrame) -> pl.DataFrame:
     """Per rank, layer and ``category``: ``ns`` and ``kernels``, summed over the ``forwards`` that were seen."""
-    named = events.filter(pl.all_horizontal(pl.col(_KEY).is_not_null()) & (pl.col("kind") != "copy"))
+    read = [*_KEY, "category", "start", "end"]
+    known = events.select(pl.all_horizontal(pl.col(_KEY).is_not_null()) & (pl.col("kind") != "copy")).to_series()
+    named = events.select(read).filter(known)
     forwards = named.group_by("rank", "layer").agg(pl.col("forward").n_unique().cast(pl.Int64).alias("forwards"))
     ns = (pl.col("end") - pl.col("start")).sum().alias("ns")
     table = named.group_by("rank", "layer", pl.col("category").cast(pl.String)).agg(
@@ -122,23 +124,39 @@ def layer_categories(events: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _allreduce(named: pl.DataFrame) -> list[pl.Expr]:
-    mine, ns = pl.col("role") == "allreduce", pl.col("end") - pl.col("start")
-    total = ns.filter(mine).sum()
+def _grouped(events: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """The kernels that have a layer, with ``group``: their row in the second, the sorted distinct _KEY."""
+    read = (*_KEY, "start", "end", "role", "wait_ns", "wait_state")
+    known = pl.all_horizontal(pl.col(_KEY).is_not_null()) & (pl.col("kind") != "copy")
+    named = events.filter(known).select(name for name in read if name in events.columns)
+    heads, run = runs(named.select(_KEY))
+    rows = heads.unique().sort(_KEY).with_columns(pl.int_range(pl.len(), dtype=pl.Int64).alias("group"))
+    return named.with_columns(heads.join(rows, on=_KEY, how="left", maintain_order="left")["group"].gather(run)), rows
+
+
+def _allreduce(named: pl.DataFrame, groups: int) -> pl.DataFrame:
+    """The columns about AllReduce of each group, in order."""
+    ns, wait = pl.col("end") - pl.col("start"), pl.col("wait_ns")
+    total = ns.sum().alias("allreduce_ns")
+    mine = named.filter(pl.col("role") == "allreduce").group_by("group")
+    every = pl.DataFrame({"group": pl.int_range(groups, eager=True)})
+    parts = ("wait", "transfer", "unresolved")
     if "wait_ns" not in named.columns:
-        empty = [pl.lit(None, pl.Int64).alias(f"allreduce_{part}_ns") for part in ("wait", "transfer", "unresolved")]
-        return [total.alias("allreduce_ns"), *empty]
-    wait = pl.col("wait_ns")
-    split = mine & wait.is_not_null()
-    resolved = split & (pl.col("wait_state").cast(pl.String) != "unresolved").fill_null(False)
-    told = split.any() | ~mine.any()
-    waited, moved = wait.filter(resolved).sum(), (ns - wait).filter(split).sum()
-    return [
-        total.alias("allreduce_ns"),
+        found = every.join(mine.agg(total), on="group", how="left", maintain_order="left").fill_null(0).drop("group")
+        return found.with_columns(pl.lit(None, pl.Int64).alias(f"allreduce_{part}_ns") for part in parts)
+    resolved = wait.is_not_null() & (pl.col("wait_state").cast(pl.String) != "unresolved").fill_null(False)
+    told, waited, moved = wait.is_not_null().any(), wait.filter(resolved).sum(), (ns - wait).drop_nulls().sum()
+    table = mine.agg(
+        total,
         pl.when(told).then(waited).alias("allreduce_wait_ns"),
         pl.when(told).then(moved).alias("allreduce_transfer_ns"),
-        (total - waited - moved).alias("allreduce_unresolved_ns"),
-    ]
+        (ns.sum() - waited - moved).alias("allreduce_unresolved_ns"),
+    )
+    found = every.join(table, on="group", how="left", maintain_order="left").drop("group")
+    # A group without AllReduce spent no time in one.
+    return found.with_columns(
+        pl.when(pl.col("allreduce_ns").is_null()).then(0).otherwise(name).alias(name) for name in found.columns
+    )
 
 
 def _grouped_union(rows: pl.DataFrame) -> tuple[Ints, Ints, Ints]:
@@ -176,8 +194,8 @@ def _exposed_ns(named: pl.DataFrame, events: pl.DataFrame, groups: int) -> pl.Se
     exposed = end - start
     rank_of = np.zeros(groups, np.int64)
     rank_of[comm["group"].to_numpy()] = comm["rank"].to_numpy()
-    work = events.filter(pl.col("role").is_in(["compute", "fused"])).select("rank", "start", "end")
-    for (rank,), own in work.partition_by("rank", as_dict=True).items():
+    work = events.select("rank", "start", "end").filter(events["role"].is_in(["compute", "fused"]))
+    for rank, own in by_rank(work).items():
         busy = union(own["start"].to_numpy(), own["end"].to_numpy())
         mine = rank_of[group] == rank
         exposed[mine] -= covered(busy, end[mine]) - covered(busy, start[mine])

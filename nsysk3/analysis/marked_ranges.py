@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from nsysk3.analysis.layer_names import KINDS, NAME_SCHEMA, parse_names
 from nsysk3.analysis.nesting import parents
+from nsysk3.analysis.rows import split
 from nsysk3.trace.nvtx import START_END
 
 MARKED_SCHEMA = pl.Schema(
@@ -35,12 +36,13 @@ def mark_ranges(ranges: pl.DataFrame, report: int = 0, layer_regex: str | None =
     parsed = parse_names(ranges["name"].unique(), layer_regex).with_columns(
         pl.col("stack").cast(pl.Categorical), pl.col("module").cast(pl.Categorical)
     )
-    kept = ranges.join(parsed, on="name", how="inner").with_columns(pl.lit(report, pl.Int64).alias("report"))
+    kept = ranges.join(parsed, on="name", how="inner", maintain_order="left")
+    kept = kept.with_columns(pl.lit(report, pl.Int64).alias("report"))
     # Nothing is looked up in a window, so it may cross other ranges and threads.
     loose = (pl.col("event_type") == START_END) & (pl.col("kind") != "window")
     one_thread = (pl.col("tid") == pl.col("end_tid")).fill_null(False)
     usable = kept.filter(~loose | one_thread).pipe(_sorted)
-    parts = [_without_crossing(part, loose) for part in usable.partition_by("tid")]
+    parts = [_without_crossing(part, loose) for part in usable.partition_by("tid", maintain_order=True)]
     marked = pl.concat(parts) if parts else usable
     return _close_truncated(marked.select(list(MARKED_SCHEMA))), kept.height - marked.height
 
@@ -99,8 +101,7 @@ def _close_truncated(marked: pl.DataFrame) -> pl.DataFrame:
 
 def by_thread(frame: pl.DataFrame) -> dict[tuple[int, int], pl.DataFrame]:
     """Rows of each (report, tid)."""
-    parts = frame.partition_by("report", "tid", as_dict=True, maintain_order=True)
-    return {(report, tid): part for (report, tid), part in parts.items()}
+    return {(report, tid): part for (report, tid), part in split(frame, "report", "tid").items()}
 
 
 def at_or_before(starts: NDArray[np.int64], points: NDArray[np.int64]) -> NDArray[np.int64]:

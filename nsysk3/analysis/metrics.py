@@ -6,6 +6,7 @@ import polars as pl
 
 from nsysk3.analysis.budget import WAITS, Budget, time_budget
 from nsysk3.analysis.intervals import Intervals
+from nsysk3.analysis.rows import by_rank
 from nsysk3.analysis.windows import within
 from nsysk3.classify import COMM_ROLES
 
@@ -32,13 +33,11 @@ def budgets(
     events: pl.DataFrame, windows: pl.DataFrame, stage_gaps: dict[int, Intervals] | None = None
 ) -> dict[int, Budget]:
     """The time budget of every rank; ``events`` are all events, also those that cross a window's edge."""
-    # Partitions are copies: of the columns that time_budget reads alone.
     read = ("rank", "start", "end", "role", "api_end", "wait_ns", "wait_state")
     events = events.select(name for name in read if name in events.columns)
-    by_rank = events.partition_by("rank", as_dict=True)
-    empty = events.clear()
+    own, empty = by_rank(events), events.clear()
     return {
-        rank: time_budget(by_rank.get((rank,), empty), low, high, stage_gaps=(stage_gaps or {}).get(rank))
+        rank: time_budget(own.get(rank, empty), low, high, stage_gaps=(stage_gaps or {}).get(rank))
         for rank, low, high in windows.select("rank", "start", "end").iter_rows()
     }
 

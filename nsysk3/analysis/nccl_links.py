@@ -6,6 +6,7 @@ import numpy as np
 import polars as pl
 
 from nsysk3.analysis.nesting import innermost
+from nsysk3.analysis.rows import laid_over
 
 LINK_SCHEMA = {
     "nccl_op": pl.String,
@@ -29,9 +30,7 @@ def link_nccl(events: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
     in the group.  All null where the launch lies in no NCCL range.
     """
     calls = _grouped(calls).with_row_index("call")
-    numbered = events.with_row_index("row")
-    candidates = numbered.filter(pl.col("api_start").is_not_null() & pl.col("tid").is_not_null())
-    candidates = candidates.select("row", "report", "tid", "api_start")
+    candidates = events.select("report", "tid", "api_start").with_row_index("row").drop_nulls(["tid", "api_start"])
     by_thread = calls.partition_by("report", "tid", as_dict=True)
     links = []
     for key, points in candidates.partition_by("report", "tid", as_dict=True).items():
@@ -46,7 +45,7 @@ def link_nccl(events: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
     if not links:
         return events.with_columns(pl.lit(None, kind).alias(name) for name, kind in LINK_SCHEMA.items())
     described = pl.concat(links).join(_described(calls), on="call").drop("call")
-    return numbered.join(described, on="row", how="left", maintain_order="left").drop("row")
+    return events.hstack(laid_over(described.drop("row"), described["row"], events.height))
 
 
 def _grouped(calls: pl.DataFrame) -> pl.DataFrame:

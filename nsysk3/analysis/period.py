@@ -25,6 +25,10 @@ FIT_SCHEMA = pl.Schema(
     }
 )
 _FOUND_SCHEMA = pl.Schema({"row": pl.UInt32(), "layer": pl.Int32(), "forward": pl.Int32()})
+_READ = (
+    "rank", "stream", "tid", "api_start", "start", "end", "name_id", "category", "role", "kind", "graph_node",
+    "layer", "forward",
+)  # fmt: skip
 _ATTENTION = {"KDA": 1, "KDA_CONV": 1, "MLA_ATTN": 2}
 _ONCE = ("EMBED", "SAMPLING")
 
@@ -38,17 +42,18 @@ def attribute_by_period(events: pl.DataFrame, ranks: pl.DataFrame) -> tuple[pl.D
     ``first_layer``, what was added to make layer numbers global, null where the stages are unknown and they count from
     0 on each rank; ``reason`` why there are no layers.  Below MIN_CONFIDENCE nothing is filled in.
     """
-    numbered = events.with_row_index("row")
-    tried = numbered.filter((pl.col("reason") == NO_NVTX) & (pl.col("kind") == "kernel"))
-    found, fits = [pl.DataFrame(schema=_FOUND_SCHEMA)], []
-    for (rank,), kernels in numbered.filter(
-        pl.col("rank").is_in(tried["rank"].unique().implode()) & (pl.col("kind") == "kernel")
-    ).partition_by("rank", as_dict=True).items():  # fmt: skip
-        rows, fit = _fit_rank(kernels.filter(pl.col("graph_node").is_null()))
+    is_kernel = pl.col("kind") == "kernel"
+    tried = events.select(pl.col("rank").filter((pl.col("reason") == NO_NVTX) & is_kernel).unique()).to_series()
+    if tried.is_empty():
+        return events, pl.DataFrame(schema=FIT_SCHEMA)
+    found, fits = [], []
+    kernels = events.select(_READ).with_row_index("row").filter(pl.col("rank").is_in(tried.implode()) & is_kernel)
+    for (rank,), mine in kernels.partition_by("rank", as_dict=True).items():
+        rows, fit = _fit_rank(mine.filter(pl.col("graph_node").is_null()))
         found.append(rows)
         fits.append({"rank": rank, **fit})
     fitted = _with_first_layer(pl.DataFrame(fits, schema=FIT_SCHEMA, orient="row").sort("rank"), ranks, events)
-    return _filled(numbered, pl.concat(found), fitted).drop("row"), fitted
+    return _filled(events, pl.concat(found), fitted), fitted
 
 
 def _fit_rank(kernels: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, Any]]:
@@ -154,17 +159,18 @@ def _with_first_layer(fits: pl.DataFrame, ranks: pl.DataFrame, events: pl.DataFr
     ).drop("first")  # fmt: skip
 
 
-def _filled(numbered: pl.DataFrame, found: pl.DataFrame, fits: pl.DataFrame) -> pl.DataFrame:
+def _filled(events: pl.DataFrame, found: pl.DataFrame, fits: pl.DataFrame) -> pl.DataFrame:
     """Events with what was found; a rank that has forwards from its own markers keeps those."""
     marked = pl.col("forward").is_not_null().any().over("rank")
-    joined = numbered.join(found, on="row", how="left", maintain_order="left", suffix="_found").join(
-        fits.select(
-            "rank", pl.col("first_layer").fill_null(0).alias("first"), pl.col("reason").is_null().alias("fits")
-        ),
-        on="rank",
-        how="left",
-        maintain_order="left",
+    found = found.select("row", pl.col("layer").alias("layer_found"), pl.col("forward").alias("forward_found"))
+    fits = fits.select(
+        "rank", pl.col("first_layer").fill_null(0).alias("first"), pl.col("reason").is_null().alias("fits")
     )
+    # Joins copy every column: laid beside the events afterwards.
+    keys = events.select("rank").with_row_index("row")
+    beside = keys.join(found, on="row", how="left", maintain_order="left")
+    beside = beside.join(fits, on="rank", how="left", maintain_order="left").drop("row", "rank")
+    joined = events.hstack(beside)
     hit = pl.col("layer_found").is_not_null()
     missed = (pl.col("reason") == NO_NVTX) & pl.col("fits").is_not_null()
     why = pl.when(pl.col("fits")).then(pl.lit(OUTSIDE_PERIOD, REASONS)).otherwise(pl.lit(NO_PERIOD, REASONS))

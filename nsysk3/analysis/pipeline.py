@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from nsysk3.analysis.budget import Budget
 from nsysk3.analysis.intervals import EMPTY, Intervals, clip, segments, union
+from nsysk3.analysis.rows import by_rank, laid_over
 from nsysk3.classify import COMM_ROLES
 
 Ints = NDArray[np.int64]
@@ -53,12 +54,15 @@ def stage_gaps(events: pl.DataFrame, receives: pl.DataFrame) -> dict[int, Interv
     """
     if receives.is_empty():
         return {}
-    marked = events.select("rank", "start", "end").with_row_index("event").with_columns(pl.col("event").cast(pl.Int64))
-    marked = marked.join(receives.unique("event"), on="event", how="left", maintain_order="left")
+    receives = receives.unique("event")
+    marked = events.select("rank", "start", "end").hstack(
+        laid_over(receives.drop("event"), receives["event"], events.height)
+    )
     gaps = {}
-    for (rank,), rows in marked.sort("start").group_by("rank", maintain_order=True):
+    for rank, rows in by_rank(marked).items():
+        rows = rows[np.argsort(rows["start"].to_numpy(), kind="stable")]
         kind = rows["kind"].cast(pl.String)
-        gaps[int(str(rank))] = _gaps(
+        gaps[rank] = _gaps(
             rows["start"].to_numpy(), rows["end"].to_numpy(), kind.is_not_null().to_numpy(),
             (kind == "activation").fill_null(False).to_numpy(),
         )  # fmt: skip
@@ -111,8 +115,10 @@ def pipeline_table(
     """
     known = stages.filter(pl.col("stage").is_not_null())
     bounds = phase_bounds(stages, pairs, windows)
-    busy = {rank: _busy(events, rank, *window) for rank, window in _windows(windows, known).items()}
-    waiting = _exposed_stage_wait(events, windows, known)
+    own = by_rank(events.select("rank", "start", "end", "role", "wait_ns", "wait_state"))
+    spans = _windows(windows, known)
+    busy = {rank: _busy(own[rank], *span) for rank, span in spans.items()}
+    waiting = {rank: _exposed_stage_wait(own[rank], *span) for rank, span in spans.items()}
     number = known["stage"].n_unique()
     batches = _micro_batches(forwards)
     # What the pipeline was given: a stage whose capture lost a forward still had it.
@@ -157,21 +163,18 @@ def _windows(windows: pl.DataFrame, known: pl.DataFrame) -> dict[int, tuple[int,
     return {rank: (low, high) for rank, low, high in chosen.select("rank", "start", "end").iter_rows()}
 
 
-def _busy(events: pl.DataFrame, rank: int, low: int, high: int) -> int:
-    mine = events.filter((pl.col("rank") == rank) & pl.col("role").cast(pl.String).is_in(BUSY_ROLES))
+def _busy(events: pl.DataFrame, low: int, high: int) -> int:
+    mine = events.filter(pl.col("role").is_in(BUSY_ROLES))
     return clip(union(mine["start"].to_numpy(), mine["end"].to_numpy()), low, high).length
 
 
-def _exposed_stage_wait(events: pl.DataFrame, windows: pl.DataFrame, known: pl.DataFrame) -> dict[int, Intervals]:
-    """Per rank, when it was waiting for another stage with nothing else running."""
-    found = {}
-    for rank, (low, high) in _windows(windows, known).items():
-        mine = events.filter((pl.col("rank") == rank) & (pl.col("end") > low) & (pl.col("start") < high))
-        waits = mine.filter(pl.col("wait_state").is_in(["wait_upstream", "wait_downstream"]) & (pl.col("wait_ns") > 0))
-        others = mine.filter((pl.col("role") != "p2p") & (pl.col("role") != "copy"))
-        waited = union(waits["start"].to_numpy(), (waits["start"] + waits["wait_ns"]).to_numpy())
-        found[rank] = clip(_minus(waited, union(others["start"].to_numpy(), others["end"].to_numpy())), low, high)
-    return found
+def _exposed_stage_wait(events: pl.DataFrame, low: int, high: int) -> Intervals:
+    """When a rank was waiting for another stage with nothing else running."""
+    mine = events.filter((pl.col("end") > low) & (pl.col("start") < high))
+    waits = mine.filter(pl.col("wait_state").is_in(["wait_upstream", "wait_downstream"]) & (pl.col("wait_ns") > 0))
+    others = mine.filter((pl.col("role") != "p2p") & (pl.col("role") != "copy"))
+    waited = union(waits["start"].to_numpy(), (waits["start"] + waits["wait_ns"]).to_numpy())
+    return clip(_minus(waited, union(others["start"].to_numpy(), others["end"].to_numpy())), low, high)
 
 
 def _minus(a: Intervals, b: Intervals) -> Intervals:

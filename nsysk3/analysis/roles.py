@@ -5,6 +5,7 @@ from __future__ import annotations
 import polars as pl
 
 from nsysk3.analysis.nccl_links import LINK_SCHEMA, link_nccl
+from nsysk3.analysis.rows import laid_over
 from nsysk3.classify import COMM_ROLES, ROLES, RuleSet, nccl_op_role
 
 ALL_ROLES = (*ROLES, "graph")
@@ -28,13 +29,15 @@ def assign_roles(events: pl.DataFrame, names: pl.DataFrame, calls: pl.DataFrame,
     )  # fmt: skip
     # Few events are communication or copies: only those are linked and corrected, and then laid over the others.
     asked = events["role"].is_in([*COMM_ROLES, "copy"])
-    linked = _settle(link_nccl(events.filter(asked), calls))
-    linked = _settle_sendrecv(linked, events.filter(~asked).select("rank", "stream").unique())
-    row = pl.select(pl.when(asked).then(asked.cast(pl.UInt32).cum_sum() - 1)).to_series()
-    over = linked.select(pl.col("role", "category", *LINK_SCHEMA).gather(row))
+    read = ("report", "rank", "tid", "api_start", "stream", "kind", "role", "category")
+    linked = _settle(link_nccl(events.select(read).filter(asked), calls))
+    if (linked["role"] == "p2p").any():
+        linked = _settle_sendrecv(linked, events.select("rank", "stream").filter(~asked).unique())
+    over = laid_over(linked.select("role", "category", *LINK_SCHEMA), asked.arg_true(), events.height)
+    category = pl.when(pl.col("asked")).then("category").otherwise("own").alias("category")
     return events.with_columns(
         over["role"].fill_null(events["role"]),
-        pl.select(pl.when(asked).then(over["category"]).otherwise(events["category"]).alias("category")).to_series(),
+        over.select("category", own=events["category"], asked=asked).select(category).to_series(),
         *over.select(*LINK_SCHEMA),
     )
 
@@ -59,6 +62,8 @@ def _settle(linked: pl.DataFrame) -> pl.DataFrame:
     )
     generic = (pl.col("role") == "comm_other") & op_role.is_not_null()
     copied = (pl.col("role") == "copy") & op_role.is_not_null() & (pl.col("kind") == "copy")
+    if not known or not linked.select((generic | copied).any()).item():
+        return linked
     return linked.with_columns(
         pl.when(generic | copied).then(op_role).otherwise("role").alias("role"),
         pl.when(generic).then(op_category).when(copied).then("CE_" + op_category)
@@ -75,8 +80,6 @@ def _settle_sendrecv(events: pl.DataFrame, computing: pl.DataFrame) -> pl.DataFr
     is a stream that carries nothing else, as a peer pair's does; otherwise the kernel stays communication of unknown
     kind.  ``computing``: ``rank``, ``stream`` of the streams with work that is not among ``events``.
     """
-    if not (events["role"] == "p2p").any():
-        return events
     is_p2p = pl.col("role") == "p2p"
     in_range = pl.col("n_sends").is_not_null() & ((pl.col("n_sends") + pl.col("n_recvs")) > 0)
     one_peer = (pl.col("n_sends") <= 1) & (pl.col("n_recvs") <= 1) & (pl.col("n_peers") <= 1)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import polars as pl
 
+from nsysk3.analysis.windows import within
+
 MAX_ROWS = 100_000
 _WITHOUT_FORWARDS = 2_000
 
@@ -23,9 +25,9 @@ def timeline_table(
     ``communicator``, ``seq``.  Of more than MAX_ROWS events the longest are kept.
     """
     spans, said = _spans(events, forwards, windows)
-    drawn = events.with_row_index("event").join(spans, on="rank").filter(
-        (pl.col("end") > pl.col("low")) & (pl.col("start") < pl.col("high"))
-    )  # fmt: skip
+    times = events.select("rank", "start", "end").join(spans, on="rank", how="left", maintain_order="left")
+    chosen = times.select((pl.col("end") > pl.col("low")) & (pl.col("start") < pl.col("high"))).to_series()
+    drawn = events.with_row_index("event").filter(chosen)
     if drawn.height > MAX_ROWS:
         said += f"; of {drawn.height:,} events the {MAX_ROWS:,} longest are drawn"
         drawn = drawn.sort(pl.col("end") - pl.col("start"), descending=True).head(MAX_ROWS)
@@ -42,7 +44,7 @@ def timeline_table(
             pl.col("short_name").str.slice(0, 200).alias("name"),
             pl.col("role").cast(pl.String),
             pl.col("category").cast(pl.String),
-            "layer", "forward", "wait_ns", "wait_state", "communicator", "seq",
+            "layer", "forward", "wait_ns", pl.col("wait_state").cast(pl.String), "communicator", "seq",
         )
         .sort("rank", "stream", "start_ns")
     )  # fmt: skip
@@ -61,9 +63,7 @@ def _spans(events: pl.DataFrame, forwards: pl.DataFrame, windows: pl.DataFrame) 
             "rank", pl.col("start_utc_ns").alias("low"), pl.col("end_utc_ns").alias("high")
         )
         return mine, f"forward {chosen} on {mine.height} ranks"
-    middle = events.join(windows.select("rank", "start", "end"), on="rank", suffix="_window").filter(
-        (pl.col("start") >= pl.col("start_window")) & (pl.col("start") < pl.col("end_window"))
-    )
+    middle = within(events.select("rank", "start"), windows, "rank", "start")
     place = (pl.int_range(pl.len()) - pl.len() // 2).abs().over("rank")
     near = middle.filter(place <= _WITHOUT_FORWARDS // 2)
     spans = near.group_by("rank").agg(pl.col("start").min().alias("low"), pl.col("start").max().alias("high"))

@@ -79,4 +79,5 @@ def within(table: pl.DataFrame, windows: pl.DataFrame, rank: str, time: str) -> 
     bounds = windows.select(pl.col("rank").alias(rank), pl.col("start").alias("_low"), pl.col("end").alias("_high"))
     moments = table.select(rank, time).join(bounds, on=rank, how="left", maintain_order="left")
     inside = (pl.col(time) >= pl.col("_low")) & (pl.col(time) < pl.col("_high"))
-    return table.filter(moments.select(inside).to_series())
+    chosen = moments.select(inside).to_series()
+    return table if chosen.all(ignore_nulls=False) else table.filter(chosen)

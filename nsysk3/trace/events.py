@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import polars as pl
 
+from nsysk3.trace.order import row_order
 from nsysk3.trace.report import Report, pid_of
 
 # Nothing on a GPU takes a hundred days.
@@ -17,6 +17,8 @@ _COPY_KINDS = {
     0: "UNKNOWN", 1: "HTOD", 2: "DTOH", 3: "HTOA", 4: "ATOH", 5: "ATOA", 6: "ATOD", 7: "DTOA", 8: "DTOD", 9: "HTOH",
     10: "PTOP",
 }  # fmt: skip
+# In the order of the alphabet, which numbers names.
+_LABELS = pl.Enum(["CUDA graph replay", *sorted(f"MEMCPY_{kind}" for kind in _COPY_KINDS.values()), "MEMSET"])
 
 
 @dataclass(frozen=True)
@@ -75,15 +77,14 @@ def _kernels(report: Report) -> pl.DataFrame:
 
 def _copies(report: Report) -> pl.DataFrame:
     rows = _rows(report, "CUPTI_ACTIVITY_KIND_MEMCPY", ("graphNodeId", "bytes", "copyKind"))
-    label = pl.lit("MEMCPY_") + pl.col("copyKind").replace_strict(
-        _COPY_KINDS, default="UNKNOWN", return_dtype=pl.String
-    )
-    return _labelled(rows.drop("copyKind", strict=False).with_columns(rows.select(label.alias("label"))["label"]))
+    labels = {number: f"MEMCPY_{kind}" for number, kind in _COPY_KINDS.items()}
+    label = pl.col("copyKind").replace_strict(labels, default="MEMCPY_UNKNOWN", return_dtype=_LABELS)
+    return _labelled(rows.with_columns(label.alias("label")).drop("copyKind"))
 
 
 def _sets(report: Report) -> pl.DataFrame:
     rows = _rows(report, "CUPTI_ACTIVITY_KIND_MEMSET", ("graphNodeId", "bytes"))
-    return _labelled(rows.with_columns(pl.lit("MEMSET").alias("label")))
+    return _labelled(rows.with_columns(pl.lit("MEMSET", _LABELS).alias("label")))
 
 
 def _labelled(rows: pl.DataFrame) -> pl.DataFrame:
@@ -92,7 +93,7 @@ def _labelled(rows: pl.DataFrame) -> pl.DataFrame:
 
 def _graphs(report: Report) -> pl.DataFrame:
     rows = _rows(report, "CUPTI_ACTIVITY_KIND_GRAPH_TRACE", ())
-    return rows.with_columns(pl.lit("graph", KINDS).alias("kind"), pl.lit("CUDA graph replay").alias("label"))
+    return rows.with_columns(pl.lit("graph", KINDS).alias("kind"), pl.lit("CUDA graph replay", _LABELS).alias("label"))
 
 
 def _named(report: Report, rows: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
@@ -103,9 +104,10 @@ def _named(report: Report, rows: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFra
     for key, column in (("short_id", "short_name"), ("long_id", "name")):
         names = names.join(strings.rename({"id": key, "value": column}), on=key, how="left")
     unknown = pl.format("[unknown #{}]", pl.coalesce("long_id", "short_id"))
-    label = pl.coalesce("label", "name", "short_name", unknown, pl.lit("[unknown]"))
+    said = pl.col("label").cast(pl.String)
+    label = pl.coalesce(said, "name", "short_name", unknown, pl.lit("[unknown]"))
     named = names.sort("name_id").select(
-        "name_id", pl.coalesce("label", "short_name", label).alias("short_name"), label.alias("name")
+        "name_id", pl.coalesce(said, "short_name", label).alias("short_name"), label.alias("name")
     )
     frame = rows.join(names.select("name_id", *keys), on=keys, how="left", nulls_equal=True)
     times = [pl.col(column) + report.to_utc_ns for column in ("start", "end")]
@@ -114,10 +116,5 @@ def _named(report: Report, rows: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFra
         pid_of(pl.col("globalPid")).alias("pid"),
         *[pl.col(c) for c in ("device_id", "stream", "correlation", "graph_node", "bytes", "kind", "name_id")],
     )
-    return _sorted(frame, "pid", "device_id", "start", "end", "stream", "correlation", "name_id"), named
-
-
-def _sorted(frame: pl.DataFrame, *keys: str) -> pl.DataFrame:
-    """Rows by integer keys, nulls first.  Nsight wrote them by start, and unlike polars' numpy's sort gains by that."""
-    columns = [frame[key].fill_null(-(2**63)).to_numpy() for key in keys]
-    return frame[np.lexsort(columns[::-1])]
+    order = frame.select("pid", "device_id", "start", "end", "stream", "correlation", "name_id")
+    return frame[row_order(order, ties=3)], named

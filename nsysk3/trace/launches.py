@@ -15,8 +15,9 @@ _LAUNCHING = r"Launch|Memcpy|Memset"
 def read_launches(report: Report) -> pl.DataFrame:
     """Launch calls of a report: ``pid``, ``correlation``, ``tid`` (globalTid), ``api_start``, ``api_end`` (UTC ns).
 
-    One row per (pid, correlation): correlation ids repeat between processes, so they are a key only together.  Where a
-    runtime call and the driver call inside it share an id, the outer one stands.  Empty without the runtime table.
+    One row per (pid, correlation), sorted so: correlation ids repeat between processes, so they are a key only
+    together.  Where a runtime call and the driver call inside it share an id, the outer one stands.  Empty without the
+    runtime table.
     """
     ids = report.strings_like(_LAUNCHING)
     columns = ("start", "end", "globalTid", "correlationId")
@@ -29,23 +30,24 @@ def read_launches(report: Report) -> pl.DataFrame:
         (pl.col("start") + report.to_utc_ns).alias("api_start"),
         (pl.col("end") + report.to_utc_ns).alias("api_end"),
     )
-    if calls.select(_key().n_unique()).item() == calls.height:
+    calls = calls.sort(_key())
+    key = calls.select(_key()).to_series()
+    if not (key == key.shift()).any():
         return calls
     outer = calls.sort("api_start").group_by("pid", "correlation", maintain_order=True)
-    return outer.agg(pl.first("tid"), pl.first("api_start"), pl.max("api_end"))
+    return outer.agg(pl.first("tid"), pl.first("api_start"), pl.max("api_end")).sort(_key())
 
 
 def with_launches(events: pl.DataFrame, launches: pl.DataFrame) -> pl.DataFrame:
     """GPU events with ``tid``, ``api_start`` and ``api_end`` of the call that launched them (null where unknown)."""
     # A look-up in sorted keys rather than a hash join: both sides come almost in launch order, so it reads memory in
     # order, and nothing as large as a hash table is built.
-    calls = launches.with_columns(_key().alias("key")).drop_nulls("key").sort("key")
-    known = calls["key"].to_numpy()
+    calls = launches.filter(launches.select(_key().is_not_null()).to_series())
+    known = calls.select(_key()).to_series().to_numpy()
     wanted = events.select(_key().fill_null(-1)).to_series().to_numpy()
     at = np.searchsorted(known, wanted)
-    found = at < len(known)
-    found[found] = known[at[found]] == wanted[found]
-    row = pl.select(pl.when(pl.Series(found)).then(pl.Series(at))).to_series()
+    found = np.append(known, -2)[at] == wanted
+    row = pl.DataFrame({"at": at, "found": found}).select(pl.when("found").then("at")).to_series()
     return events.hstack(calls.select(pl.col("tid", "api_start", "api_end").gather(row)))
 
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
+from operator import itemgetter
 from pathlib import Path
 
+import numpy as np
 import polars as pl
 
 from nsysk3.errors import InputError, NsysK3Error
@@ -128,7 +131,7 @@ def _load_report(each: TraceInput, tool: _Tool, index: int, progress: Progress |
 
 def _places(report: Report, gpu: GpuEvents, index: int) -> list[Rank]:
     """The (process, GPU) pairs that ran kernels or graphs; copies alone (a launcher's set-up) make no rank."""
-    worked = gpu.frame.filter(pl.col("kind") != "copy").select("pid", "device_id").unique()
+    worked = gpu.frame.select("pid", "device_id").filter(gpu.frame["kind"] != "copy").unique()
     exact = worked.join(report.devices, on=["pid", "device_id"], how="left")
     whole = report.devices.filter(pl.col("pid").is_null()).drop("pid")
     rows = exact.join(whole, on="device_id", how="left", suffix="_any").select(
@@ -215,18 +218,23 @@ def _events(loaded: list[_Loaded], ranks: pl.DataFrame) -> tuple[pl.DataFrame, p
     """All reports' events with run-wide rank and name numbers."""
     every_name = pl.concat(each.gpu.names.select("short_name", "name") for each in loaded).unique(maintain_order=True)
     names = every_name.with_row_index("name_id")
-    parts = []
+    parts: list[tuple[int, pl.DataFrame]] = []
     for index, each in enumerate(loaded):
         renumber = each.gpu.names.join(names, on=["short_name", "name"], how="left").sort("name_id")
         mine = ranks.filter(pl.col("report") == index).select("rank", "pid", "device_id")
-        frame = each.gpu.frame.join(mine, on=["pid", "device_id"], how="inner", nulls_equal=True, maintain_order="left")
-        frame = frame.with_columns(
-            renumber["name_id_right"].gather(frame["name_id"]).alias("name_id"), pl.lit(index, pl.Int64).alias("report")
-        )
-        parts.append(frame.drop("pid", "device_id"))
-    events = pl.concat(parts)
-    # Each report's events are in order already, rank by rank: only the ranks need to be put in order.
-    return events.sort("rank", maintain_order=True), names
+        place = {(-1 if pid is None else pid, device): rank for rank, pid, device in mine.iter_rows()}
+        frame = each.gpu.frame.with_columns(
+            renumber["name_id_right"].gather(each.gpu.frame["name_id"]).alias("name_id")
+        ).drop("pid", "device_id")
+        # A report's events are in order already, rank by rank: slices, to be put in the order of the ranks.
+        pid, device = (each.gpu.frame[name].fill_null(-1).to_numpy() for name in ("pid", "device_id"))
+        bounds = [0, *(np.flatnonzero(np.diff(pid) | np.diff(device)) + 1).tolist(), frame.height]
+        for low, high in pairwise(bounds):
+            rank = place.get((pid[low], device[low]))
+            if rank is not None:
+                whose = (pl.lit(rank, pl.Int32).alias("rank"), pl.lit(index, pl.Int64).alias("report"))
+                parts.append((rank, frame.slice(low, high - low).with_columns(whose)))
+    return pl.concat((part for _, part in sorted(parts, key=itemgetter(0))), rechunk=True), names
 
 
 def _notes(each: _Loaded) -> list[str]:

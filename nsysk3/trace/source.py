@@ -34,6 +34,7 @@ _BATCH = {adbc_driver_sqlite.StatementOptions.BATCH_ROWS.value: "65536"}
 _SQLITE_MAGIC = b"SQLite format 3\x00"
 
 Only = Mapping[str, Sequence[int]]
+AnyOf = Mapping[str, Sequence[int] | None]
 
 
 class Source(Protocol):
@@ -58,13 +59,15 @@ class Source(Protocol):
         texts: Sequence[str] = (),
         blobs: Sequence[str] = (),
         only: Only | None = None,
+        any_of: AnyOf | None = None,
     ) -> pl.DataFrame:
         """Rows of a table, in file order.
 
         ``integers`` come back as Int64 (unsigned 64-bit values wrap, as SQLite stores them), ``texts`` as String with
         invalid UTF-8 replaced, ``blobs`` as Binary, null where empty.  A column or table that the export lacks comes
         back as nulls or no rows.  ``only`` keeps rows whose column holds one of the given integers; a column that is
-        absent filters nothing.
+        absent filters nothing.  Of those rows ``any_of`` keeps the ones that have one of the given integers, or with
+        None any value, in at least one of its columns; a ``range`` costs nothing however long it is.
         """
 
     def holds(self, table: str, column: str) -> bool:
@@ -156,6 +159,7 @@ class SqliteSource:
         texts: Sequence[str] = (),
         blobs: Sequence[str] = (),
         only: Only | None = None,
+        any_of: AnyOf | None = None,
     ) -> pl.DataFrame:
         """See Source."""
         found = self._table(table)
@@ -166,11 +170,11 @@ class SqliteSource:
         others = [_bytes(found.c[name]).label(name) for name in (*texts, *blobs) if name in found.c]
         frame = None
         with suppress(InputError):
-            frame = self._fetch(found, _query(found, [*[found.c[name] for name in present], *others], only))
+            frame = self._fetch(found, _query(found, [*[found.c[name] for name in present], *others], only, any_of))
         if frame is None or any(frame.schema[name] != pl.Int64 for name in present):
             # The driver guesses a column's type from its first rows; one cell of another kind would spoil the others.
             whole = [_whole_number(found.c[name]).label(name) for name in present]
-            frame = self._fetch(found, _query(found, [*whole, *others], only))
+            frame = self._fetch(found, _query(found, [*whole, *others], only, any_of))
         if frame.is_empty():  # no row to guess from: the driver calls every column an integer
             return _empty(integers, texts, blobs)
         return _complete(frame, integers, texts, blobs)
@@ -281,6 +285,7 @@ class DirectorySource:
         texts: Sequence[str] = (),
         blobs: Sequence[str] = (),
         only: Only | None = None,
+        any_of: AnyOf | None = None,
     ) -> pl.DataFrame:
         """See Source."""
         names = self.columns(table)
@@ -290,6 +295,9 @@ class DirectorySource:
         for name, values in (only or {}).items():
             if name in names:
                 scan = scan.filter(_wrapped(pl.col(name)).is_in(list(values)))
+        if any_of is not None:
+            kept = [_holds_one(pl.col(name), values) for name, values in any_of.items() if name in names]
+            scan = scan.filter(pl.any_horizontal(kept or [pl.lit(False)]))
         present = [name for name in integers if name in names]
         columns = [_wrapped(pl.col(name)) for name in present]
         columns += [pl.col(name).cast(pl.Binary) for name in (*texts, *blobs) if name in names]
@@ -327,13 +335,37 @@ def _compiled(query: sa.Select[Any]) -> str:
     return str(query.compile(dialect=sqlite.dialect(), compile_kwargs={"literal_binds": True}))
 
 
-def _query(table: sa.Table, columns: Sequence[sa.ColumnElement[Any]], only: Only | None) -> sa.Select[Any]:
+def _query(
+    table: sa.Table, columns: Sequence[sa.ColumnElement[Any]], only: Only | None, any_of: AnyOf | None
+) -> sa.Select[Any]:
     # A table asked for none of its columns still has as many rows.
     query = sa.select(*(columns or [sa.literal(1).label("_")])).select_from(table)
     for name, values in (only or {}).items():
         if name in table.c:
-            query = query.where(table.c[name].in_([int(value) for value in values]))
+            query = query.where(_among(table.c[name], values))
+    if any_of is not None:
+        kept = [_among(table.c[name], values) for name, values in any_of.items() if name in table.c]
+        query = query.where(sa.or_(sa.false(), *kept))
     return query
+
+
+def _among(column: sa.ColumnElement[Any], values: Sequence[int] | None) -> sa.ColumnElement[bool]:
+    if values is None:
+        return column.is_not(None)
+    if isinstance(values, range):
+        return column.between(values.start, values.stop - 1)
+    wanted = [int(value) for value in values]
+    # Two comparisons spare most rows the look-up in the list.
+    near = column.between(min(wanted), max(wanted)) if wanted else sa.false()
+    return sa.and_(near, column.in_(wanted))
+
+
+def _holds_one(column: pl.Expr, values: Sequence[int] | None) -> pl.Expr:
+    if values is None:
+        return column.is_not_null()
+    if isinstance(values, range):
+        return _wrapped(column).is_between(values.start, values.stop - 1)
+    return _wrapped(column).is_in(list(values))
 
 
 def _whole_number(column: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
