@@ -10,11 +10,13 @@ import math
 from collections.abc import Callable
 
 import pytest
-import torch
-from ops_cases import row_error
-from ops_emulator.rig import Bug, Rig, Stream, emulated, on
 
-from nsysk3.ops import cuda, gemm, reference
+torch = pytest.importorskip("torch", reason="the operations need PyTorch")
+
+from ops_cases import row_error  # noqa: E402
+from ops_emulator.rig import Bug, Rig, Stream, emulated, on  # noqa: E402
+
+from nsysk3.ops import cuda, gemm, reference  # noqa: E402
 
 __all__ = ["emulated"]  # the fixture
 BF16 = torch.bfloat16
