@@ -141,8 +141,9 @@ def environment(folder: Path, smi_hangs_at: int = 0) -> dict[str, str]:
     smi.write_text(f"#!/bin/sh\necho >>{folder}/smi.calls\n"
                    f"[ $(wc -l <{folder}/smi.calls) -eq {smi_hangs_at} ] && sleep 300\necho index\n")  # fmt: skip
     smi.chmod(0o755)
+    inherited = {name: text for name, text in os.environ.items() if name != "NSYSK3_NSYS"}  # it would win over the file
     return {
-        **os.environ, "PATH": f"{folder}/bin:{os.environ['PATH']}", "FAKE_NSYS_REPORT": str(REPORT),
+        **inherited, "PATH": f"{folder}/bin:{os.environ['PATH']}", "FAKE_NSYS_REPORT": str(REPORT),
         "TMPDIR": str(folder / "tmp"),
     }  # fmt: skip
 
