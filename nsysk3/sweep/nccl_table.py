@@ -110,8 +110,7 @@ def domain_table(rows: Sequence[dict[str, str]]) -> TextTable:
             str(sum(counts)) if counts else NONE,
         ))  # fmt: skip
     notes = (f"{wrong:,} values were wrong: these links or their drivers corrupt data",) if wrong else ()
-    both = f"{_size(min(at, also))} and {_size(max(at, also))}"
-    columns = ("domain", "topology", f"{_size(at)} latency", "busbw", f"mean busbw, {both}", "wrong")
+    columns = ("domain", "topology", f"{_size(at)} latency", "busbw", f"mean with {_size(also)}", "wrong")
     return TextTable("domains", "Communication domains", columns, tuple(made), notes)
 
 

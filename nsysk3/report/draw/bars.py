@@ -57,10 +57,17 @@ def bars(rows: Sequence[Bar], label: str, *, width: int, top: float, unit: str, 
     def x(value: float) -> float:
         return left + (right - left) * (value / top if top else 0)
 
-    for tick in ticks(0, top, 4 if narrow else 8):
+    def said(tick: float) -> str:
+        return f"{tick * scale:,.10g} {unit}" if tick else "0"
+
+    about = 4 if narrow else 8
+    marks = ticks(0, top, about)
+    while about > 1 and len(marks) > 1 and max(map(text_width, map(said, marks))) + 8 > x(marks[1]) - x(marks[0]):
+        about -= 1  # labels that would run into each other
+        marks = ticks(0, top, about)
+    for tick in marks:
         svg.line(x(tick), 2, x(tick), bottom, "grid")
-        text = f"{tick * scale:,.10g} {unit}" if tick else "0"
-        svg.text(x(tick), bottom + 15, text, "tick", "start" if narrow and not tick else "middle")
+        svg.text(x(tick), bottom + 15, said(tick), "tick", "start" if narrow and not tick else "middle")
     for row, at in zip(rows, places, strict=True):
         cls = "strong" if row.strong else ""
         if narrow:
