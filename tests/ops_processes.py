@@ -35,14 +35,20 @@ def run_ranks(script: Path, world: int, folder: Path, *arguments: str, limit_s: 
     _wait(ranks, limit_s)
     written = {n: json.loads(path.read_text()) for n in range(world) if (path := folder / f"rank{n}.json").is_file()}
     names = dict.fromkeys(name for said in written.values() for name in said)
-    assert names, "\n".join(log.read_text()[-2000:] for log in logs)
+    assert names, "\n".join(_shown(log) for log in logs)
     results: dict[str, list[str]] = {name: [] for name in names}
     for number, rank in enumerate(ranks):
-        dead = f"died with {rank.returncode}: {logs[number].read_text()[-2000:]}"
+        dead = f"died with {rank.returncode}: {_shown(logs[number])}"
         for name in names:
             if failure := written.get(number, {}).get(name, dead):
                 results[name].append(f"rank {number}: {failure}")
     return results
+
+
+def _shown(log: Path) -> str:
+    """What a rank printed: how far it came and what went wrong first stand at the beginning."""
+    text = log.read_text()
+    return text if len(text) <= 6000 else f"{text[:4000]}\n[...]\n{text[-2000:]}"
 
 
 def _wait(ranks: list[subprocess.Popen[bytes]], limit_s: float) -> None:
