@@ -27,7 +27,7 @@ ENVIRONMENT = (
     ("NSYSK3_NSYS", "the nsys that exports .nsys-rep files and profiles (nsys.path)"),
     ("NSYSK3_CONFIG", "the settings, in place of ./nsysk3.toml"),
     ("NSYSK3_SECTION_NAME", "any setting: NSYSK3_LOAD_CHUNK is load.chunk (docs/launching.md)"),
-    ("NSYSK3_CACHE", "where exports go when the report's folder cannot be written"),
+    ("NSYSK3_CACHE", "where exports go when the report's folder cannot be written, and what analyze --cache keeps"),
 )
 
 

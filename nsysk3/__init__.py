@@ -13,12 +13,14 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from nsysk3.analysis.analyze import analyze
     from nsysk3.result.store import Result
+    from nsysk3.scale.choose import crew_of
     from nsysk3.trace.load import Run, load
 
-__all__ = ["Result", "Run", "__version__", "analyze", "load"]
+__all__ = ["Result", "Run", "__version__", "analyze", "crew_of", "load"]
 
 _HOMES = {
     "analyze": "nsysk3.analysis.analyze",
+    "crew_of": "nsysk3.scale.choose",
     "load": "nsysk3.trace.load",
     "Run": "nsysk3.trace.load",
     "Result": "nsysk3.result.store",

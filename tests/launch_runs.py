@@ -88,7 +88,11 @@ class Run:
             self.error = error
         self.json: dict[str, Any] = json.loads((out / "run.json").read_text())
         assert processes_of(plan.run_id) == []
-        assert not any(Path(node.scratch).exists() for node in plan.nodes)
+        for node in plan.nodes:
+            kept = [path.partition(":")[2] for path in self.json.get("kept", ()) if path.startswith(f"{node.host}:")]
+            there = [str(path) for path in Path(node.scratch).glob("*") if path.name != ".nsysk3-run"]
+            assert sorted(there) == sorted(kept)
+            assert Path(node.scratch).exists() == bool(kept)
         with socket.socket() as port:
             port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             port.bind(("127.0.0.1", plan.settings.cluster.port))

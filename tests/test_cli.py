@@ -475,7 +475,7 @@ def test_every_error_is_one_line_and_an_exit_code(
     def broken(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr("nsysk3.trace.load.load", broken)
+    monkeypatch.setattr("nsysk3.analysis.analyze.analyze", broken)
     monkeypatch.delenv("NSYSK3_DEBUG", raising=False)
     ran = command("analyze", GRAPH)
     assert (ran.code, ran.out, ran.err.count("\n")) == (code, "", 1)

@@ -315,7 +315,7 @@ def test_reduce_scatter_and_gather_bytes_are_of_the_whole_operation(tmp_path: Pa
 Span = st.tuples(st.integers(0, 300), st.integers(30, 200))
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(st.lists(st.lists(Span, min_size=2, max_size=2), min_size=1, max_size=12), st.randoms(use_true_random=False))
 def test_wait_and_transfer_add_up_whatever_the_arrivals(
     tmp_path_factory: pytest.TempPathFactory, instances: list[list[tuple[int, int]]], shuffle: st.DataObject

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tarfile
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from secrets import token_hex
@@ -29,11 +30,16 @@ OPTIONS = ["--network=host", "--ulimit=nofile=1024:1024", "--ulimit=nproc=1024:1
 
 
 @pytest.fixture(scope="module")
-def podman(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., str]]:
+def podman() -> Iterator[Callable[..., str]]:
     """Podman with a store of its own that has the image; skips, with a reason, where containers cannot run."""
     if shutil.which("podman") is None or shutil.which("runc") is None:
         pytest.skip("no podman and runc: install them to test containers")
-    folder = tmp_path_factory.mktemp("podman")
+    # Where the name of its store is long, as pytest's are under xdist, podman waits 20 s for the end of a container.
+    with tempfile.TemporaryDirectory(prefix="n3p-", dir="/tmp", ignore_cleanup_errors=True) as name:
+        yield from podman_in(Path(name))
+
+
+def podman_in(folder: Path) -> Iterator[Callable[..., str]]:
     store = f'[storage]\ndriver = "vfs"\ngraphroot = "{folder}/store"\nrunroot = "{folder}/run"\n'
     (folder / "storage.conf").write_text(store)
     # Without the last, podman as a daemon keeps something of each `exec` for five minutes.

@@ -22,8 +22,9 @@ from sshd import SshHosts
 
 from nsysk3.errors import InputError, MissingToolError, NsysK3Error, RunFailedError
 from nsysk3.launch import channel, hosts, keeper_children, keeper_processes, transport
-from nsysk3.launch.hosts import Host, open_host, open_hosts
+from nsysk3.launch.hosts import Host, open_host
 from nsysk3.launch.leftovers import end_leftovers, find_leftovers
+from nsysk3.launch.open_hosts import open_hosts
 from nsysk3.run.config import Settings
 
 
@@ -347,6 +348,51 @@ def test_what_dead_keepers_left_is_ended_by_another(
     is_over(host, run_id, zoo, tmp_path)
 
 
+KEPT_THROUGH: dict[str, Callable[[Host, str], object]] = {
+    "its end": lambda host, run_id: host.close(),
+    "a killed keeper": lambda host, run_id: os.kill(keepers_of(run_id)[1], signal.SIGKILL),
+    "a killed nsysk3": lambda host, run_id: host._channel.cut(),
+    "dead keepers": lambda host, run_id: kill_both_keepers(run_id),
+}
+
+
+@pytest.mark.parametrize("way", KEPT_THROUGH)
+def test_what_is_to_be_kept_outlives_the_run_until_cleanup(
+    way: str, ssh_hosts: SshHosts, run_id: str, tmp_path: Path
+) -> None:
+    there = {"scratch": str(tmp_path), "hosts": [ssh_hosts.names[0]]}
+    settings = Settings.model_validate({"cluster": {**over_ssh(ssh_hosts).cluster.model_dump(), **there}})
+    scratch = tmp_path / f"nsysk3-{run_id}"
+    with open_host(settings.cluster, ssh_hosts.names[0], run_id) as host:
+        host.make_scratch(str(scratch))
+        for name in ("trace.nsys-rep", "trace.sqlite", "brought", "tmp/socket"):
+            (scratch / name).parent.mkdir(exist_ok=True)
+            (scratch / name).write_text(name)
+        host.keep(f"{scratch}/brought")
+        host.keep(f"{tmp_path}//{scratch.name}/trace.nsys-rep")  # as where cluster.scratch ends with a slash
+        host.keep(f"{scratch}/brought", False)
+        KEPT_THROUGH[way](host, run_id)
+    assert list(map(Path, host.kept)) == [scratch / "trace.nsys-rep"]
+    assert eventually(lambda: not of_run(run_id))
+    assert {path.name for path in scratch.iterdir()} == {"trace.nsys-rep", ".nsysk3-run"}
+    assert (scratch / "trace.nsys-rep").read_text() == "trace.nsys-rep"
+    (found,) = find_leftovers(settings, run_id, settings.cluster.hosts)
+    assert (found.kind, found.what) == ("scratch", str(scratch))
+    assert end_leftovers(settings, run_id, settings.cluster.hosts) == []
+    assert not scratch.exists()
+
+
+def test_of_what_its_user_ended_nothing_is_kept(run_id: str, tmp_path: Path) -> None:
+    with open_host(Settings().cluster, "localhost", run_id) as host:
+        host.make_scratch(f"{tmp_path}/scratch")
+        (tmp_path / "scratch/trace").touch()
+        host.keep(f"{tmp_path}/scratch/trace")
+        host.keep_nothing()
+        host.keep(f"{tmp_path}/scratch/trace")  # by a thread that does not know yet
+    assert host.kept == []
+    assert not (tmp_path / "scratch").exists()
+
+
 def kill_both_keepers(run_id: str) -> None:
     guard, keeper = keepers_of(run_id)
     os.kill(guard, signal.SIGSTOP)  # so that both are dead before anything is noticed
@@ -372,12 +418,13 @@ import json, os, sys
 sys.path.insert(0, sys.argv[1])
 from pathlib import Path
 from nsysk3.launch import channel, hosts
+from nsysk3.launch.open_hosts import open_hosts
 from nsysk3.run.config import Settings
 from processes import start_zoo
 channel.LOST_GRACE_S, hosts.GRACE_S = 0.2, float(sys.argv[5])
 settings, run, folder = Settings.model_validate_json(sys.argv[2]), sys.argv[3], Path(sys.argv[4])
 print("opening", flush=True)
-with hosts.open_hosts(settings, run, settings.cluster.hosts) as opened:
+with open_hosts(settings, run, settings.cluster.hosts) as opened:
     zoo = []
     for number, host in enumerate(opened):
         host.make_scratch(f"{folder}/scratch-{number}")

@@ -20,8 +20,8 @@ from rich.console import Console
 from nsysk3.errors import MissingToolError
 from nsysk3.launch import probe
 from nsysk3.launch.checks import GIB, Check
-from nsysk3.launch.hosts import open_hosts
 from nsysk3.launch.judge import differences, judge, judge_clock
+from nsysk3.launch.open_hosts import open_hosts
 from nsysk3.launch.plan import Plan, make_plan
 from nsysk3.launch.preflight import Preflight, preflight, questions
 from nsysk3.launch.preflight_table import print_preflight

@@ -5,13 +5,17 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import resource
 import shutil
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
+from command import run as ran
 from launch_runs import FAKE_NSYS, REPORT, Run, faults, plan_of, settings
 
 from nsysk3.errors import InputError, MissingToolError, RunFailedError
@@ -19,6 +23,7 @@ from nsysk3.launch import window as window_module
 from nsysk3.launch.features import told
 from nsysk3.launch.found_ranks import find_ranks
 from nsysk3.launch.hosts import Host
+from nsysk3.launch.loads import Loads
 from nsysk3.launch.overhead import overhead, sentence
 from nsysk3.launch.profile import run_profile
 from nsysk3.launch.window import Window
@@ -131,16 +136,70 @@ def test_what_cannot_be_started_is_told_in_one_line(tmp_path: Path) -> None:
     assert (done.json["cause"]["step"], done.json["cause"]["kind"]) == ("starting", "run")
 
 
-def test_no_room_for_the_report_is_told_as_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(_: Host, __: str, local: Path) -> None:
-        raise MissingToolError(f"{local}: cannot be written (No space left on device)")
+def test_a_capture_that_finds_no_room_here_stays_on_its_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fetch = Host.fetch
+
+    def full(host: Host, remote: str, local: Path) -> None:
+        """No file of this process grows as large as the report: the last piece of it finds no room."""
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (REPORT.stat().st_size - 1, limits[1]))
+        try:
+            fetch(host, remote, local)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
     monkeypatch.setattr(Host, "fetch", full)
     done = run(settings(tmp_path, window={"overhead": "off"}), tmp_path)
     assert isinstance(done.error, MissingToolError)
-    assert (done.json["cause"]["step"], done.json["cause"]["kind"]) == ("collecting", "environment")
-    assert "No space left" in done.json["cause"]["message"]
-    assert done.json["reports"][0]["report"] is None or "report" not in done.json["reports"][0]
+    cause = done.json["cause"]
+    assert (done.json["status"], cause["step"], cause["kind"]) == ("failed", "collecting", "environment")
+    assert "trace.nsys-rep: cannot be written (File too large)" in cause["message"]
+    kept = done.json["kept"]
+    assert f"kept on its host, {kept[0]}: make room here" in cause["advice"]
+    assert (done.json["cleaned"], len(kept)) == (False, 1)
+    assert sum(kept[0] in line for line in done.said) == 1
+    assert done.json["reports"][0]["report"] is None
+    host, _, place = kept[0].partition(":")
+    assert Path(place).read_bytes() == REPORT.read_bytes()
+    assert [path.name for path in (done.out / "nodes" / host).glob("*trace*")] == []  # no half of it
+    cleaned = ran("cleanup", done.out)
+    assert (cleaned.code, str(Path(place).parent) in cleaned.err) == (0, True)
+    assert not Path(place).parent.exists()
+    document = json.loads((done.out / "run.json").read_text())
+    assert (document["cleaned"], "kept" in document, document["status"]) == (True, False, "failed")
+
+
+def test_a_capture_is_kept_too_when_the_disk_is_full_before_it_is_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep = Loads.keep
+
+    def full(self: Loads, name: str, result: Any) -> None:
+        if name == "window":
+            raise MissingToolError("window.jsonl: cannot be written (No space left on device)")
+        keep(self, name, result)
+
+    monkeypatch.setattr(Loads, "keep", full)
+    done = run(settings(tmp_path, window={"overhead": "off"}), tmp_path)
+    assert (done.json["cause"]["step"], done.json["cause"]["kind"]) == ("draining", "environment")
+    (kept,) = done.json["kept"]
+    assert Path(kept.partition(":")[2]).read_bytes() == REPORT.read_bytes()
+    assert any("kept, for it did not come" in line and kept in line for line in done.said)
+
+
+def test_an_export_that_is_none_is_no_success(tmp_path: Path) -> None:
+    """Also where nobody analyses it."""
+    (tmp_path / "report").write_bytes(b"garbage")
+    given = {"FAKE_NSYS_REPORT": str(tmp_path / "report")}
+    done = run(settings(tmp_path, env=given, window={"overhead": "off"}), tmp_path)
+    assert isinstance(done.error, RunFailedError)
+    assert "not a whole export (file is not a database)" in str(done.error)
+    cause = done.json["cause"]
+    assert (done.json["status"], cause["step"], cause["kind"]) == ("failed", "collecting", "nsys-no-export")
+    node = done.out / "nodes/localhost"
+    assert (node / "trace.nsys-rep").read_bytes() == b"garbage"
+    assert not (node / "trace.sqlite").exists()  # or it would be read in place of the report
+    assert "kept" not in done.json
 
 
 def test_of_two_runs_in_one_directory_one_is_refused(tmp_path: Path) -> None:
@@ -193,6 +252,7 @@ def test_a_raw_capture_is_imported_with_the_importer_beside_nsys(tmp_path: Path)
     nsys = {"path": str(target / "nsys"), "library_path": str(tmp_path / "lib")}
     done = run(settings(tmp_path, nsys=nsys, **given), tmp_path)
     assert "no QdstrmImporter beside" in str(done.error)
+    assert [Path(each).name for each in done.json["kept"]] == ["trace.qdstrm"]
     importer = host / "QdstrmImporter"
     importer.write_text(f'#!/bin/sh\n[ "$LD_LIBRARY_PATH" = "{tmp_path}/lib" ] && cp "$2" "$4"\n')
     importer.chmod(0o755)
@@ -281,6 +341,13 @@ def test_ranks_are_looked_for(export: str, devices: tuple[int, ...], missing: tu
     assert words in found.reason
     assert set(found.kernels).isdisjoint(missing)
     assert all(count > 0 for count in found.kernels.values())
+
+
+def test_ranks_are_not_looked_for_in_what_is_no_export(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "thesis.sqlite")) as database:
+        database.execute("CREATE TABLE StringIds (id, value)")
+    with pytest.raises(InputError, match=r"thesis\.sqlite: not an export of Nsight Systems"):
+        find_ranks(tmp_path / "thesis.sqlite", ranks(0))
 
 
 REQUIRES = (

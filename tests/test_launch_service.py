@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import cast
 
 import pytest
 from death_logs import DEATHS
@@ -27,8 +28,9 @@ from nsysk3.launch.failures import (
     relevant_lines,
 )
 from nsysk3.launch.health import PROGRESS_EVERY_S, STILL_EVERY_S, Progress, tidy
-from nsysk3.launch.hosts import Host, open_hosts
+from nsysk3.launch.hosts import Host
 from nsysk3.launch.load import run_load
+from nsysk3.launch.open_hosts import open_hosts
 from nsysk3.launch.parallel import each
 from nsysk3.launch.plan import Plan
 from nsysk3.launch.server_info import admission, fetch_info, mismatches, redacted, unreported
@@ -317,6 +319,26 @@ def test_a_server_that_says_it_fails_and_hangs_has_failed(
     assert failure
     assert failure.kind == "oom"
     assert result.errors == [failure.message]
+
+
+def test_a_full_disk_here_does_not_end_the_watch_over_a_server(tmp_path: Path) -> None:
+    class Told:
+        """A host whose server says a line and ends."""
+
+        def poll(self, _: str) -> int:
+            return 0
+
+        def tail(self, _: str, offset: int) -> tuple[str, int]:
+            return ("ready\n", 6) if offset == 0 else ("", offset)
+
+    plan = plan_of(settings(tmp_path), "t-full", profiled=False).nodes[0]
+    node, lines = follow.Node(plan, cast(Host, Told()), Path("/dev/full")), []
+    follower = follow.Follower("server", [node], lambda _, line: lines.append(line))
+    follower.stopping()
+    follower.start()
+    follower.stop()
+    assert (lines, node.code, node.lost) == (["ready"], 0, None)
+    assert node.unwritten == "No space left on device"
 
 
 def test_a_lost_host_is_a_failure(tmp_path: Path, said: list[str]) -> None:

@@ -18,7 +18,8 @@ from test_launch_hosts import drive, zoo_of
 
 from nsysk3.errors import InputError, MissingToolError
 from nsysk3.launch import channel, hosts
-from nsysk3.launch.hosts import Host, open_host, open_hosts
+from nsysk3.launch.hosts import Host, open_host
+from nsysk3.launch.open_hosts import open_hosts
 from nsysk3.launch.transport import slurm_hosts
 from nsysk3.run.config import Settings
 

@@ -59,6 +59,7 @@ def test_the_numbers_of_a_layer_worked_out_by_hand() -> None:
     ).row(0, named=True)  # fmt: skip
     compute = kernels.filter(pl.col("role") == "compute").select("start", "end").rows()
     reduces = kernels.filter(pl.col("role") == "allreduce").select("start", "end").rows()
+    assert row["kernel_count"] == kernels.height
     assert row["compute_ns"] == _length(compute)
     assert row["allreduce_ns"] == sum(end - start for start, end in reduces)
     busy = events.filter((pl.col("rank") == 1) & (pl.col("role") == "compute")).select("start", "end").rows()

@@ -343,14 +343,16 @@ def test_progress_is_passed_on(fake: Callable[..., Nsys], rep: Path) -> None:
 
 def test_ctrl_c_kills_nsys_and_leaves_nothing(fake: Callable[..., Nsys], rep: Path, tmp_path: Path) -> None:
     # GIVEN an nsys that has begun to write and waits in a child of its own
-    nsys = fake('echo half >"$output"; sleep 300 & echo $! >"$GOOD_EXPORT.pid"; wait')
+    nsys = fake('echo half >"$output"; sleep 300 & echo $! >"$GOOD_EXPORT.pid"; echo "[ 37%"; wait')
     code = (
         "import sys; from pathlib import Path; from nsysk3.trace.nsys import *\n"
-        "export_report(Path(sys.argv[2]), find_nsys(sys.argv[1]))"
+        "export_report(Path(sys.argv[2]), find_nsys(sys.argv[1]), progress=lambda text: print(text, flush=True))"
     )
-    process = subprocess.Popen([sys.executable, "-c", code, nsys.path, rep], stderr=subprocess.PIPE)
+    command = [sys.executable, "-c", code, nsys.path, rep]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"37%\n"  # so nsysk3 knows of it, too
     pid_file = tmp_path / "good.sqlite.pid"
-    wait_until(lambda: pid_file.exists() and bool(pid_file.read_text().strip()))
 
     # WHEN the user interrupts
     process.send_signal(signal.SIGINT)

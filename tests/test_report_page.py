@@ -229,12 +229,14 @@ def test_accessibility(fresh: Page, pages: dict[str, Path], name: str, dark: boo
 
 
 def violations(tab: Page, file: Path, *, dark: bool) -> list[Any]:
-    """What axe-core finds against WCAG 2.1 A and AA, with everything unfolded."""
+    """What axe-core finds against WCAG 2.1 A and AA, with everything unfolded and the first rows of long tables."""
     axe = pytest.importorskip("axe_core_python", reason="no axe-core: pip install -e .[dev]")
     source = Path(axe.__file__).with_name("axe.min.js").read_text("utf-8")
     tab.show(1280, dark=dark)
     tab.open(file)
     tab.ask("document.querySelectorAll('details').forEach(part => part.open = true)")
+    # Two hundred rows that are all alike cost more than all the rest of the page.
+    tab.ask("document.querySelectorAll('tbody').forEach(body => [...body.rows].slice(25).forEach(row => row.remove()))")
     tab.ask(source + ";1")
     rules = "{runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa']}"
     told = "[found.id, found.nodes.length, found.nodes[0].html.slice(0, 200), found.nodes[0].failureSummary]"

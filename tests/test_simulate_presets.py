@@ -139,7 +139,7 @@ def test_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     def small(name: str) -> Config:
         config = preset(name)
-        return replace(config, model=replace(config.model, layers=16), cut_layers=0)
+        return replace(config, model=replace(config.model, layers=8), cut_layers=0)
 
     monkeypatch.setattr(presets, "preset", small)
     ran = run("demo", "--out", tmp_path / "demo", "--no-open", "--quiet")

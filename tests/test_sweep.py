@@ -6,6 +6,7 @@ import csv
 import json
 import math
 import random
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -153,6 +154,8 @@ def test_report_command_in_every_form(tmp_path: Path) -> None:
             "Over the knee: PP16/TP2/EP2",
         ):
             assert words in shown
+    assert max(map(len, text.splitlines())) <= 100  # columns of a terminal; long topologies go over two lines
+    assert "one host, GPU 0-3, one PCIe/NUMA" in text
     assert document["findings"]["knee"]["layout"]["pp"] == 8
     assert document["points"][0]["input_tps"] == 3257.96
     assert document["points"][0]["input_tps_spread"] is None
@@ -343,6 +346,37 @@ def test_a_report_never_replaces_what_it_is_made_of(tmp_path: Path) -> None:
     assert (tmp_path / folder_module.SUMMARY).read_text() == table
     assert "? requests a repeat" in run("sweep", "report", tmp_path).out  # a bare table does not tell
     assert "requests" not in read_sweep(tmp_path).record.items()
+
+
+def test_a_row_whose_json_line_is_gone_does_not_stand_unquestioned(tmp_path: Path) -> None:
+    shutil.copytree(FIXTURES / "torch-h200" / "sweep", tmp_path / "sweep")
+    folder = Folder(tmp_path / "sweep")
+    assert (folder.unproven(), len(folder.done())) == ({}, 12)
+    raw = sorted((folder.path / "raw").iterdir())
+    raw[0].unlink()
+    raw[1].write_text("")
+    raw[2].write_text('{"completed": 2')
+    assert sorted(folder.unproven().values()) == [
+        f"raw/{path.name} {why}" for path, why in zip(raw, ("is gone", "is empty", "is no JSON line"), strict=False)
+    ]
+    assert len(folder.done()) == 9  # so --resume measures three
+    said = " ".join(run("sweep", "report", folder.path).out.split())
+    assert f"3 rows of results.csv cannot be checked any more: raw/{raw[0].name} is gone; raw/{raw[1].name}" in said
+    assert "cannot be checked" not in run("sweep", "report", FIXTURES / "torch-h200" / "sweep").out
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("--accept", "load.chunk"), "there is no baseline"),
+        (("--baseline", PUBLISHED, "--accept", "load.chunks"), "no such item; did you mean 'load.chunk'? Items: "),
+        (("--baseline", PUBLISHED, "--accept", "load.chunk", "--accept", "zzz"), "--accept zzz: no such item; Items: "),
+    ],
+)
+def test_an_item_that_is_none_is_not_accepted(words: tuple[object, ...], why: str) -> None:
+    ran = run("sweep", "report", PUBLISHED, *words)
+    assert (ran.code, why in ran.err, len(ran.err.splitlines())) == (2, True, 1), ran.err
+    assert ("load.input_len" in ran.err) == ("Items" in why)
 
 
 def test_memory_is_that_of_the_fullest_gpu_of_all_hosts(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import shutil
 import signal
 import socket
 import statistics
@@ -20,7 +21,10 @@ from typing import Any
 import pytest
 import sshd
 from command import Ran, run
+from conftest import FIXTURES
 from loopback import SERVER, free_port
+
+from nsysk3.sweep import serve
 
 REQUESTS = 4
 # Columns of results.csv and the field of the JSON line that each is.
@@ -94,10 +98,15 @@ def keys(rows: list[dict[str, str]]) -> list[tuple[int, ...]]:
 
 
 def test_whole_sweep(here: Place) -> None:
+    # The links were measured before.
+    (here.path / "out").mkdir()
+    (here.path / "out" / "nccl_tp4.log").touch()
+    shutil.copy(FIXTURES / "kimi-k3-6000d" / "nccl.csv", here.path / "out")
     ran = here.sweep(
         "--pp", "1,2", "--concurrency", "1,3", "--repeats", 2, "--layout-args", "PP2=--pp-max-micro-batch-size 1"
     )
     assert ran.code == 0, ran.err
+    assert "40.85 GB/s" in ran.out
     rows = here.rows()
     assert keys(rows) == [(pp, c, r) for pp in (1, 2) for c in (1, 3) for r in (1, 2)]
     out = here.path / "out"
@@ -217,8 +226,9 @@ def test_server_that_dies_under_load(here: Place) -> None:
     assert not busy(here.port)
 
 
-def test_a_repeat_with_errors_does_not_count(here: Place) -> None:
+def test_a_repeat_with_errors_does_not_count(here: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every third request fails, in another way with each layout."""
+    monkeypatch.setattr(serve, "_DEATH_S", 0.2)  # no server dies here
     faults = {1: ("http-500=3", "HTTP 500"), 2: ("abort=3", "aborted"), 4: ("disconnect=3", "Protocol")}
     words = [word for pp, (fault, _) in faults.items() for word in ("--layout-args", f"PP{pp}=--fault {fault}")]
     ran = here.sweep("--pp", "1,2,4", "--concurrency", 2, "--repeats", 1, *words)
@@ -247,6 +257,7 @@ def test_everything_is_checked_before_anything_starts(here: Place) -> None:
         (("--pp", "2,3"), "--pp 3"), (("--pp", "2,x"), "--pp"), (("--pp", 2, "--layout-args", "PP8=--x"), "PP8"),
         (("--pp", "1,2", "--tp", "4,2,1"), "--tp"), (("--resume",), "--resume"), ((), "--pp"),
         (("--pp", 2, "--baseline", here.path / "none"), "no such folder"), (("--pp", 1, "--ep", 3), "--ep"),
+        (("--pp", 2, "--accept", "load.chunk"), "--accept load.chunk: there is no baseline"),
     ):  # fmt: skip
         ran = here.sweep(*words)
         assert ran.code == 2
@@ -256,7 +267,8 @@ def test_everything_is_checked_before_anything_starts(here: Place) -> None:
     other = here.path / "other"
     other.mkdir()
     (other / "thesis.txt").write_text("mine")
-    assert here.sweep("--pp", 2, out="other").code == 2
+    ran = here.sweep("--pp", 2, out="other")
+    assert (ran.code, "holds something else than a sweep (thesis.txt)" in ran.err) == (2, True)
 
 
 def test_dry_run_prints_every_command_and_starts_nothing(here: Place) -> None:
@@ -303,9 +315,13 @@ def test_a_server_of_another_version_is_told_for_ever(here: Place) -> None:
     assert here.sweep(*words, "--repeats", 1).code == 0
     path = here.path / "out/metadata/sweep.json"
     path.write_text(path.read_text().replace('"version": "0.5.23"', '"version": "9.9"'))
+    raw = here.path / "out/raw/pp1_tp4_ep4_c1_r1.jsonl"
     for repeats in (2, 3):
+        raw.write_text("")  # what nobody can check any more is measured again
         ran = here.sweep(*words, "--repeats", repeats, "--resume")
         assert ran.code == 0
+        assert f"raw/{raw.name} is empty: C=1 repeat 1 is measured again" in ran.err
+        assert json.loads(raw.read_text())["completed"] == REQUESTS
         assert "version was 9.9 when it was started before, is 0.5.23 now" in " ".join(ran.out.split())
 
 

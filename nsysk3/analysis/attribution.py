@@ -40,17 +40,44 @@ def attribute_by_ranges(
     * ``reason``: why ``layer`` is null, never null there.  The kernels of a CUDA graph replay share one launch, which
       says nothing about their layers.
     """
+    found = launched_in(events, ranks, marked, host_forwards)
+    return with_numbers(found, host_forwards, told_apart(host_forwards))
+
+
+def launched_in(
+    events: pl.DataFrame, ranks: pl.DataFrame, marked: pl.DataFrame, host_forwards: pl.DataFrame
+) -> pl.DataFrame:
+    """attribute_by_ranges of one report, without ``forward``: how that is numbered depends on all reports."""
     replayed = pl.col("graph_node").is_not_null() | (pl.col("kind") == "graph")
     found = events.hstack(_found(events, marked, host_forwards))
     found = found.with_columns(pl.when(~replayed).then(name).alias(name) for name in ("layer", "module"))
-    keys, run = runs(found.select("rank", "host_forward"))
-    numbers = _numbers(keys, host_forwards)
-    forward = keys.join(numbers, on=["rank", "host_forward"], how="left", maintain_order="left")["forward"]
     return found.with_columns(
-        forward.gather(run),
         pl.when(pl.col("layer").is_not_null()).then(pl.lit("nvtx", LAYER_SOURCES)).alias("layer_source"),
         _reason(replayed, ranks, marked),
     ).drop("on_thread")
+
+
+def with_numbers(found: pl.DataFrame, host_forwards: pl.DataFrame, markers: bool) -> pl.DataFrame:
+    """``launched_in``'s events with ``forward``; ``markers``: told_apart of the whole run."""
+    keys, run = runs(found.select("rank", "host_forward"))
+    numbers = _numbers(keys, host_forwards, markers)
+    forward = keys.join(numbers, on=["rank", "host_forward"], how="left", maintain_order="left")["forward"]
+    return found.with_columns(forward.gather(run))
+
+
+def told_apart(host_forwards: pl.DataFrame) -> bool:
+    """Whether all forwards have a marker's number, or can be counted on from one, and no thread repeats one."""
+    told = _told(host_forwards)
+    # A marker that was closed and opened again is one forward.
+    again = (pl.col("told") == pl.col("told").shift(1)).over("report", "tid").fill_null(False)
+    once = told.filter(~again).select("report", "tid", "told").is_unique().all()
+    return told["told"].null_count() == 0 and once
+
+
+def _told(host_forwards: pl.DataFrame) -> pl.DataFrame:
+    index = pl.int_range(pl.len()).over("report", "tid")
+    shift = (pl.col("number") - index).backward_fill().forward_fill().over("report", "tid")
+    return host_forwards.with_row_index("host_forward").with_columns((shift + index).alias("told"))
 
 
 def _found(events: pl.DataFrame, marked: pl.DataFrame, host_forwards: pl.DataFrame) -> pl.DataFrame:
@@ -94,21 +121,15 @@ def _numbered(rows: pl.DataFrame) -> pl.DataFrame:
     return rows.with_columns(pl.int_range(pl.len(), dtype=pl.Int64).alias("at"))
 
 
-def _numbers(launched: pl.DataFrame, host_forwards: pl.DataFrame) -> pl.DataFrame:
+def _numbers(launched: pl.DataFrame, host_forwards: pl.DataFrame, markers: bool) -> pl.DataFrame:
     """``rank``, ``host_forward``, ``forward``: the number of each forward that a rank launched work in.
 
-    The markers' own numbers, which mean the same micro-batch on every rank, when no thread repeats one; a forward
+    The ``markers``' own numbers, which mean the same micro-batch on every rank, when no thread repeats one; a forward
     whose marker the capture missed counts on from its neighbours.  Otherwise each rank counts its forwards from 0.
     """
-    index = pl.int_range(pl.len()).over("report", "tid")
-    shift = (pl.col("number") - index).backward_fill().forward_fill().over("report", "tid")
-    told = host_forwards.with_row_index("host_forward").with_columns((shift + index).alias("told"))
     seen = launched.drop_nulls().unique()
-    seen = seen.join(told, on="host_forward").sort("rank", "start", "host_forward")
-    # A marker that was closed and opened again is one forward.
-    again = (pl.col("told") == pl.col("told").shift(1)).over("report", "tid").fill_null(False)
-    clear = told["told"].null_count() == 0 and told.filter(~again).select("report", "tid", "told").is_unique().all()
-    number = pl.col("told") if clear else pl.int_range(pl.len()).over("rank")
+    seen = seen.join(_told(host_forwards), on="host_forward").sort("rank", "start", "host_forward")
+    number = pl.col("told") if markers else pl.int_range(pl.len()).over("rank")
     return seen.select("rank", "host_forward", number.cast(pl.Int32).alias("forward"))
 
 

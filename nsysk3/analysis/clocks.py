@@ -79,6 +79,11 @@ class Clocks:
         return times - _whole(moved)
 
     @property
+    def shifts(self) -> Ints:
+        """By report, what to subtract from its times to have them on the common clock but for drift (ns)."""
+        return _whole(self.offset_ns)
+
+    @property
     def trivial(self) -> bool:
         """True when nothing is to be corrected."""
         return not self.offset_ns.any() and not self.drift.any()
@@ -239,6 +244,6 @@ def shifted(events: pl.DataFrame, clocks: Clocks) -> pl.DataFrame:
     """
     if clocks.trivial:
         return events
-    offset = pl.Series(_whole(clocks.offset_ns)).gather(events["report"])
+    offset = pl.Series(clocks.shifts).gather(events["report"])
     times = [name for name in ("start", "end", "api_start", "api_end") if name in events.columns]
     return events.with_columns((pl.col(name) - offset).alias(name) for name in times)

@@ -108,15 +108,18 @@ def _doubt(table: pl.DataFrame, clocks: Clocks) -> pl.Series:
     report = table["report"].to_numpy()
     doubt = clocks.between[report, table["last_report"].to_numpy()]
     doubt = np.where(np.isfinite(doubt), doubt, -1)
-    arrival = table["arrival"].to_numpy()
     if table["report"].n_unique() > 1:
-        latest = table.group_by("instance", "report").agg(pl.col("s").max().alias("latest"))
-        for other in latest["report"].unique().sort().to_list():
-            theirs = latest.filter(pl.col("report") == other).select("instance", "latest")
-            came = table.select("instance").join(theirs, on="instance", how="left", maintain_order="left")["latest"]
-            apart = clocks.between[report, other]
-            late = np.isfinite(apart) & (came.fill_null(np.iinfo(np.int64).min // 2).to_numpy() > arrival - apart)
-            doubt = np.where(late & (doubt >= 0), np.maximum(doubt, apart), doubt)
+        arrival, instance = table["arrival"].to_numpy(), table["instance"].to_numpy()
+        latest = table.group_by("instance", "report").agg(pl.col("s").max().alias("latest")).sort("instance")
+        others, came = latest["report"].to_numpy(), latest["latest"].to_numpy()
+        begins, ends = (np.searchsorted(latest["instance"].to_numpy(), instance, side) for side in ("left", "right"))
+        # The first report of every instance, the second...: most instances have one or two, however many the run has.
+        for nth in range(int((ends - begins).max(initial=0))):
+            rows = np.flatnonzero((ends - begins > max(nth, 1)) & (doubt >= 0))
+            at = begins[rows] + nth
+            apart = clocks.between[report[rows], others[at]]
+            late = np.isfinite(apart) & (came[at] > arrival[rows] - apart)
+            doubt[rows] = np.where(late, np.maximum(doubt[rows], apart), doubt[rows])
     return pl.Series("doubt", doubt).cast(pl.Int64)
 
 

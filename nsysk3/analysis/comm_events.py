@@ -10,27 +10,32 @@ from nsysk3.classify import COMM_ROLES
 SYNCHRONISING = ("allreduce", "reduce_scatter", "all_gather", "all_to_all", "barrier")
 
 
-def comm_table(events: pl.DataFrame) -> pl.DataFrame:
-    """Communication events with ``event`` (row of ``events``), ``dur`` and ``group``.
+_READ = (
+    "rank", "report", "stream", "start", "end", "role", "comm", "peer", "n_sends", "n_recvs", "send_bytes",
+    "recv_bytes", "nccl_bytes",
+)  # fmt: skip
+
+
+def comm_rows(events: pl.DataFrame) -> pl.DataFrame:
+    """The communication events of one report or of a run, in their order, with ``row`` (of ``events``).
+
+    This is all that ranks must know of each other.
+    """
+    return events.select(_READ).with_row_index("row").filter(pl.col("role").is_in(COMM_ROLES))
+
+
+def comm_table(rows: pl.DataFrame) -> pl.DataFrame:
+    """``comm_rows`` with ``event`` (their number), ``dur`` and ``group``.
 
     ``group``: the communicator, as ``comm <hex id>`` from an NCCL payload; null where there is none, until
     ``infer_groups`` names it.  Sorted by (group, role, rank, end).
     """
     hex_id = pl.col("comm").map_elements(lambda value: f"comm {value & (2**64 - 1):016x}", return_dtype=pl.String)
-    ids = pl.DataFrame({"comm": events["comm"].drop_nulls().unique()}).with_columns(hex_id.alias("group"))
-    read = (
-        "rank", "report", "stream", "start", "end", "role", "nccl_op", "comm", "peer", "n_sends", "n_recvs",
-        "send_bytes", "recv_bytes", "nccl_bytes",
-    )  # fmt: skip
+    ids = pl.DataFrame({"comm": rows["comm"].drop_nulls().unique()}).with_columns(hex_id.alias("group"))
     return (
-        events.select(read)
+        rows.drop("row", strict=False)
         .with_row_index("event")
-        .filter(pl.col("role").is_in(COMM_ROLES))
-        .join(ids, on="comm", how="left")
+        .join(ids, on="comm", how="left", maintain_order="left")
         .with_columns((pl.col("end") - pl.col("start")).alias("dur"), pl.col("role").cast(pl.String))
-        .select(
-            "event", "rank", "report", "stream", "start", "end", "dur", "role", "nccl_op", "group", "comm", "peer",
-            "n_sends", "n_recvs", "send_bytes", "recv_bytes", "nccl_bytes",
-        )
         .sort("group", "role", "rank", "end", nulls_last=True)
-    )  # fmt: skip
+    )

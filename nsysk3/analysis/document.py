@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
+from pathlib import PurePath
 
 import polars as pl
 
 from nsysk3 import __version__
 from nsysk3.analysis.clocks import clock_document
-from nsysk3.analysis.cross import CrossRank, findings, matched_counts
+from nsysk3.analysis.cross import Matched, findings, matched_counts
 from nsysk3.analysis.metrics import NEEDS_KERNELS, SPLITS, WAIT_SUMS
 from nsysk3.analysis.sentences import sentences
 from nsysk3.analysis.sp_collectives import sp_sentences
@@ -26,8 +26,9 @@ from nsysk3.result.model import (
     WindowInfo,
 )
 from nsysk3.result.store import IN_DOCUMENT, rows
-from nsysk3.trace.load import Run
-from nsysk3.trace.report import Report
+from nsysk3.run.remote import AnyPath
+from nsysk3.trace.facts import ReportFacts
+from nsysk3.trace.load import Roster
 
 UNCLASSIFIED_WARNING = 0.05
 # Characters of a kernel's name in a note; a template's can have thousands.
@@ -35,9 +36,9 @@ _NAME_SHOWN = 80
 
 
 def document(
-    run: Run,
+    run: Roster,
     tables: dict[str, pl.DataFrame],
-    found: CrossRank,
+    found: Matched,
     window: WindowInfo,
     layers: LayerInfo,
     notes: Sequence[str],
@@ -49,14 +50,14 @@ def document(
     ``notes``: what the analyses themselves want said, after the run's own notes.
     ``sent``: P2P pairs whose send lies in the window.  ``sp``: see sp_collectives.
     """
-    clock = clock_document(found.clocks, [report.name for report in run.reports])
+    clock = clock_document(found.clocks, [report.name for report in run.facts])
     ranks = tables["rank_metrics"]
     return ResultDocument(
         nsysk3_version=__version__,
         simulated=run.manifest.simulated if run.manifest else None,
         manifest=run.manifest.model_dump(mode="json") if run.manifest else None,
         window=window,
-        reports=[_report_info(report, run.run_dir) for report in run.reports],
+        reports=[_report_info(report, run.run_dir) for report in run.facts],
         problems=[ProblemInfo(path=problem.path, message=str(problem)) for problem in run.problems],
         notes=[*run.notes, *_identity_notes(tables), *notes, *findings(found), *_clock_notes(clock)],
         not_measured=_not_measured(ranks),
@@ -114,17 +115,16 @@ def _clock_notes(clock: dict[str, list[dict[str, object]]]) -> list[str]:
     ]
 
 
-def _report_info(report: Report, run_dir: Path | None) -> ReportInfo:
-    path = report.path
-    if run_dir and path.is_relative_to(run_dir):
-        path = path.relative_to(run_dir)
+def _report_info(report: ReportFacts, run_dir: AnyPath | None) -> ReportInfo:
+    path, inside = PurePath(report.path), str(run_dir)
+    relative = run_dir is not None and path.is_relative_to(inside)
     return ReportInfo(
         name=report.name,
-        path=str(path),
+        path=str(path.relative_to(inside)) if relative else report.path,
         host=report.host,
-        kind=report.source.kind,
+        kind=report.kind,
         exporter=report.exporter,
         schema_version=report.schema_version,
         clock=report.clock,
-        diagnostics=[diagnostic.text for diagnostic in report.diagnostics if diagnostic.matters],
+        diagnostics=list(report.diagnostics),
     )

@@ -18,6 +18,9 @@ _MIN_MATCHED = 0.9
 _IN_STEP = 4
 _REACH = 64
 _CLONES = 4
+CAPTURED_SCHEMA = pl.Schema(
+    {"report": pl.Int64(), "pid": pl.Int64(), "graph_node": pl.Int64(), "tid": pl.Int64(), "at": pl.Int64()}
+)
 _NODE_SCHEMA = pl.Schema(
     {
         "rank": pl.Int32(),
@@ -69,8 +72,7 @@ def captured_nodes(reports: Sequence[Report]) -> pl.DataFrame:
     The nodes a replay runs are clones; their row is the one of the node first captured.  Empty where Nsight did not
     trace graph nodes.
     """
-    schema = {"report": pl.Int64, "pid": pl.Int64, "graph_node": pl.Int64, "tid": pl.Int64, "at": pl.Int64}
-    parts = [pl.DataFrame(schema=schema)]
+    parts = [pl.DataFrame(schema=CAPTURED_SCHEMA)]
     for index, report in enumerate(reports):
         for table in ("CUDA_GRAPH_NODE_EVENTS", "CUDA_GRAPH_EVENTS"):  # which of them has nodes depends on the version
             rows = report.source.read(table, ("start", "globalTid", "graphNodeId", "originalGraphNodeId"))
@@ -85,7 +87,7 @@ def captured_nodes(reports: Sequence[Report]) -> pl.DataFrame:
             )
             # A clone has a second row, without its original.
             made = made.sort(pl.col("original").is_null(), "at").unique(["pid", "graph_node"], keep="first")
-            parts.append(_originals(made.sort("pid", "graph_node")).select(list(schema)))
+            parts.append(_originals(made.sort("pid", "graph_node")).select(list(CAPTURED_SCHEMA)))
     return pl.concat(parts)
 
 

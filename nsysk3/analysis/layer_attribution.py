@@ -52,42 +52,65 @@ def attribute_layers(
     their report.  ``ranks`` need report, pid and pp_rank (null where the stage is unknown).  Raises InputError for a
     ``layer_regex`` that cannot be used.
     """
-    marked, calls, notes = _marked(reports, layer_regex, progress)
+    ranges = []
+    for index, report in enumerate(reports):
+        if progress:
+            progress(f"reading the ranges of {report.name} ({index + 1}/{len(reports)})")
+        ranges.append(report_ranges(report, layer_regex, index))
+    marked = main_stack(pl.concat(each.marked for each in ranges))
     host_forwards = forward_ranges(marked)
     found = attribute_by_ranges(events, ranks, marked, host_forwards)
     if events["graph_node"].null_count() < events.height:
         found = attribute_graphs(found, ranks, marked, captured_nodes(reports))
     found, fits = attribute_by_period(found, ranks)
-    graphs = found.filter((pl.col("reason").cast(pl.String) == "graph replay") & (pl.col("kind") == "kernel"))
-    inside = graphs.select("rank").unique().sort("rank")
-    if inside.height:
+    notes = layer_notes(ranges, unplaced_graphs(found), fits)
+    return LayerAttribution(
+        found, marked, host_forwards, notes[1], add_calls([each.calls for each in ranges]), notes[0]
+    )
+
+
+@dataclass(frozen=True)
+class ReportRanges:
+    """The NVTX ranges of a report that matter: ``marked`` (MARKED_SCHEMA), ``calls`` of SP marks, and what to note."""
+
+    marked: pl.DataFrame
+    calls: pl.DataFrame
+    notes: tuple[str, ...]
+
+
+def report_ranges(report: Report, layer_regex: str | None, index: int = 0) -> ReportRanges:
+    """Read them; ``index``: the number of the report."""
+    every = read_nvtx(report, lambda names: _of_use(names, layer_regex))
+    marked, dropped = mark_ranges(every, index, layer_regex)
+    calls = sp_calls(every["name"].filter(every["name"].cat.starts_with(SP_MARK)))
+    said = (
+        f"{report.name}: {dropped} start/end ranges that name layers were not used: they cross threads or other ranges"
+    )
+    return ReportRanges(marked, calls, (said,) if dropped else ())
+
+
+def unplaced_graphs(events: pl.DataFrame) -> list[int]:
+    """Ranks with kernels of graph replays that have no layer."""
+    graphs = events.filter((pl.col("reason").cast(pl.String) == "graph replay") & (pl.col("kind") == "kernel"))
+    return graphs["rank"].unique().sort().to_list()
+
+
+def layer_notes(
+    ranges: Sequence[ReportRanges], graphs: Sequence[int], fits: pl.DataFrame
+) -> tuple[tuple[str, ...], pl.DataFrame]:
+    """What a reader of the layers should know, and the fits that say something.
+
+    ``graphs``: unplaced_graphs of all reports, sorted.
+    """
+    notes = [note for each in ranges for note in each.notes]
+    if graphs:
         notes.append(
-            f"{_ranks(inside)}: kernels of CUDA graph replays have no layers: neither the graphs' capture nor an eager "
+            f"{_ranks(graphs)}: kernels of CUDA graph replays have no layers: neither the graphs' capture nor an eager "
             "forward is in the trace"
         )
         # What is left beside the graphs is no sequence of forwards, and says nothing about its period.
-        fits = fits.filter(pl.col("reason").is_null() | ~pl.col("rank").is_in(inside["rank"].implode()))
-    return LayerAttribution(found, marked, host_forwards, fits, calls, (*notes, *_fit_notes(fits)))
-
-
-def _marked(
-    reports: Sequence[Report], layer_regex: str | None, progress: Callable[[str], None] | None
-) -> tuple[pl.DataFrame, pl.DataFrame, list[str]]:
-    """The ranges that matter of all reports; one report's whole NVTX table is in memory at a time."""
-    parts, calls, notes = [], [], []
-    for index, report in enumerate(reports):
-        if progress:
-            progress(f"reading the ranges of {report.name} ({index + 1}/{len(reports)})")
-        every = read_nvtx(report, lambda names: _of_use(names, layer_regex))
-        ranges, dropped = mark_ranges(every, index, layer_regex)
-        parts.append(ranges)
-        calls.append(sp_calls(every["name"].filter(every["name"].cat.starts_with(SP_MARK))))
-        if dropped:
-            notes.append(
-                f"{report.name}: {dropped} start/end ranges that name layers were not used: "
-                "they cross threads or other ranges"
-            )
-    return main_stack(pl.concat(parts)), add_calls(calls), notes
+        fits = fits.filter(pl.col("reason").is_null() | ~pl.col("rank").is_in(graphs))
+    return (*notes, *_fit_notes(fits)), fits
 
 
 def _of_use(names: pl.Series, layer_regex: str | None) -> pl.Series:
@@ -99,17 +122,20 @@ def _fit_notes(fits: pl.DataFrame) -> list[str]:
     found = fits.filter(pl.col("reason").is_null())
     if found.height:
         notes.append(
-            f"{_ranks(found)}: no NVTX layers; layers and forwards were found from the period of the kernel sequence "
-            f"(confidence {min(found['confidence'].to_list()):.0%} of kernel time)"
+            f"{_ranks_of(found)}: no NVTX layers; layers and forwards were found from the period of the kernel "
+            f"sequence (confidence {min(found['confidence'].to_list()):.0%} of kernel time)"
         )
     local = found.filter(pl.col("first_layer").is_null())
     if local.height:
-        notes.append(f"{_ranks(local)}: the pipeline stages are unknown, so layers count from 0 on each rank")
+        notes.append(f"{_ranks_of(local)}: the pipeline stages are unknown, so layers count from 0 on each rank")
     for reason in fits["reason"].drop_nulls().unique(maintain_order=True).to_list():
-        notes.append(f"{_ranks(fits.filter(pl.col('reason') == reason))}: no layers: no NVTX, and {reason}")
+        notes.append(f"{_ranks_of(fits.filter(pl.col('reason') == reason))}: no layers: no NVTX, and {reason}")
     return notes
 
 
-def _ranks(rows: pl.DataFrame) -> str:
-    numbers = rows["rank"].sort().to_list()
+def _ranks_of(rows: pl.DataFrame) -> str:
+    return _ranks(rows["rank"].sort().to_list())
+
+
+def _ranks(numbers: Sequence[int]) -> str:
     return f"rank{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"

@@ -26,6 +26,7 @@ LAYER_SCHEMA = pl.Schema(
         "allreduce_unresolved_ns": pl.Int64(),
         "exposed_comm_ns": pl.Int64(),
         "fused_ns": pl.Int64(),
+        "kernel_count": pl.Int64(),
     }
 )
 _KEY = ["rank", "forward", "layer"]
@@ -44,12 +45,14 @@ def layer_table(events: pl.DataFrame, ranks: pl.DataFrame) -> pl.DataFrame:
       no AllReduce of the layer could be split, and all three without ``wait_ns``.
     * ``exposed_comm_ns``: the part of the union of its communication beside which the rank ran no compute and no fused
       kernel, of whatever layer.
+    * ``kernel_count``: those kernels, null where a CUDA graph that was traced as a whole is among them.
     * ``layer_kind``: see layer_kinds.
     """
     named, rows = _grouped(events)
     times = named.group_by("group").agg(
-        pl.col("start").min().alias("start_utc_ns"), pl.col("end").max().alias("end_utc_ns")
-    )
+        pl.col("start").min().alias("start_utc_ns"), pl.col("end").max().alias("end_utc_ns"),
+        pl.when((pl.col("kind") == "kernel").all()).then(pl.len()).alias("kernel_count"),
+    )  # fmt: skip
     rows = rows.join(times, on="group", how="left", maintain_order="left").hstack(_allreduce(named, rows.height))
     rows = rows.with_columns(
         _union_ns(named, "compute", rows.height).alias("compute_ns"),
@@ -126,7 +129,7 @@ def layer_categories(events: pl.DataFrame) -> pl.DataFrame:
 
 def _grouped(events: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
     """The kernels that have a layer, with ``group``: their row in the second, the sorted distinct _KEY."""
-    read = (*_KEY, "start", "end", "role", "wait_ns", "wait_state")
+    read = (*_KEY, "start", "end", "role", "kind", "wait_ns", "wait_state")
     known = pl.all_horizontal(pl.col(_KEY).is_not_null()) & (pl.col("kind") != "copy")
     named = events.filter(known).select(name for name in read if name in events.columns)
     heads, run = runs(named.select(_KEY))

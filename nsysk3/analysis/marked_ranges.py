@@ -47,18 +47,24 @@ def mark_ranges(ranges: pl.DataFrame, report: int = 0, layer_regex: str | None =
     return _close_truncated(marked.select(list(MARKED_SCHEMA))), kept.height - marked.height
 
 
-def main_stack(marked: pl.DataFrame) -> pl.DataFrame:
+def stack_counts(marked: pl.DataFrame) -> pl.DataFrame:
+    """``stack`` (String), ``len``: how often each stack of layers was entered."""
+    named = marked.filter(pl.col("stack").is_not_null()).select(pl.col("stack").cast(pl.String))
+    return named.group_by("stack").len()
+
+
+def main_stack(marked: pl.DataFrame, counts: pl.DataFrame | None = None) -> pl.DataFrame:
     """Ranges with only one stack of layers left: the one entered most often.
 
     The layers of another stack (a vision tower, a draft model) become ranges of the model outside any layer, since
     their numbers would be mixed up with the main stack's.  Of stacks entered equally often, the first by name is the
-    main one.
+    main one.  ``counts``: stack_counts of all reports of the run together, where ``marked`` is of one of them.
     """
-    counts = marked.filter(pl.col("stack").is_not_null()).group_by("stack").len()
+    counts = stack_counts(marked) if counts is None else counts.group_by("stack").agg(pl.col("len").sum())
     if counts.height < 2:
         return marked
-    main = counts.sort(pl.col("len"), pl.col("stack").cast(pl.String), descending=[True, False])["stack"][0]
-    other = (pl.col("stack") != main).fill_null(False)
+    main = counts.sort("len", "stack", descending=[True, False])["stack"][0]
+    other = (pl.col("stack").cast(pl.String) != main).fill_null(False)
     return marked.with_columns(
         pl.when(other).then(pl.lit("model", KINDS)).otherwise("kind").alias("kind"),
         pl.when(~other).then("layer").alias("layer"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import polars as pl
 
 from nsysk3.analysis.budget import WAITS, Budget, time_budget
@@ -56,10 +58,13 @@ def category_table(counted: pl.DataFrame) -> pl.DataFrame:
     return _statistics(counted, ["rank", "role", "category"])
 
 
-def kernel_table(counted: pl.DataFrame, names: pl.DataFrame) -> pl.DataFrame:
-    """Per rank and kernel name: the same, most time first; ``name`` is the demangled symbol."""
-    kernels = counted.filter(pl.col("kind") == "kernel")
-    table = _statistics(kernels, ["rank", "name_id", "role", "category"])
+def kernel_statistics(counted: pl.DataFrame) -> pl.DataFrame:
+    """Per rank and kernel (``name_id``): the same."""
+    return _statistics(counted.filter(pl.col("kind") == "kernel"), ["rank", "name_id", "role", "category"])
+
+
+def kernel_table(table: pl.DataFrame, names: pl.DataFrame) -> pl.DataFrame:
+    """kernel_statistics with ``name``, the demangled symbol, and ``short_name``; most time first on each rank."""
     named = table.join(names.select("name_id", "short_name", "name"), on="name_id", how="left").drop("name_id")
     front = ["rank", "name", "short_name", "role", "category"]
     return named.select(*front, pl.exclude(*front)).sort("rank", "total_ns", "name", descending=[False, True, False])
@@ -82,17 +87,8 @@ def _statistics(events: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
     )
 
 
-def rank_table(
-    ranks: pl.DataFrame,
-    windows: pl.DataFrame,
-    counted: pl.DataFrame,
-    by_rank: dict[int, Budget],
-    stability: pl.DataFrame,
-) -> pl.DataFrame:
-    """One row a rank, the columns of RankMetrics.
-
-    ``stability``: ``rank``, ``stable``, ``reason``, ``coverage``.
-    """
+def count_sums(counted: pl.DataFrame) -> pl.DataFrame:
+    """One row a rank with work in its window: counts, sums and percentiles over its kernels, for rank_table."""
     spent = _duration()
     reduced = counted.filter(pl.col("role") == "allreduce")
     allreduce = reduced.group_by("rank").agg(
@@ -109,6 +105,23 @@ def rank_table(
         spent.sum().alias("kernel_total_ns"),
         spent.filter(is_unknown).sum().alias("_unknown_ns"),
     )  # fmt: skip
+    table = counted.select("rank").unique()
+    for part in (allreduce, p2p, kernels, wait_sums(counted)):
+        table = table.join(part, on="rank", how="left")
+    return table.sort("rank")
+
+
+def rank_table(
+    ranks: pl.DataFrame,
+    windows: pl.DataFrame,
+    sums: pl.DataFrame,
+    by_rank: Mapping[int, Budget],
+    stability: pl.DataFrame,
+) -> pl.DataFrame:
+    """One row a rank, the columns of RankMetrics.
+
+    ``sums``: count_sums; ``stability``: ``rank``, ``stable``, ``reason``, ``coverage``.
+    """
     numbers = (
         "window_ns", "compute_ns", "comm_ns", "fused_ns", "copy_ns", "graph_ns", "overlap_ns", "exposed_comm_ns",
         "idle_ns", "stage_idle_ns", *SPLITS,
@@ -117,8 +130,8 @@ def rank_table(
         {"rank": list(by_rank), **{n: [getattr(b, n) for b in by_rank.values()] for n in numbers}},
         schema={"rank": pl.Int32, **dict.fromkeys(numbers, pl.Int64)},
     )
-    table = ranks.join(spans, on="rank", how="left").join(stability, on="rank", how="left")
-    for part in (allreduce, p2p, kernels, wait_sums(counted)):
+    table = ranks
+    for part in (spans, stability, sums):
         table = table.join(part, on="rank", how="left")
     counts = ("allreduce_count", "allreduce_total_ns", "p2p_count", "p2p_total_ns", "kernel_count", "kernel_total_ns")
     starts = windows.select("rank", pl.col("start").alias("window_start_utc_ns"))

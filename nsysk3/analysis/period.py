@@ -27,7 +27,6 @@ FIT_SCHEMA = pl.Schema(
 _FOUND_SCHEMA = pl.Schema({"row": pl.UInt32(), "layer": pl.Int32(), "forward": pl.Int32()})
 _READ = (
     "rank", "stream", "tid", "api_start", "start", "end", "name_id", "category", "role", "kind", "graph_node",
-    "layer", "forward",
 )  # fmt: skip
 _ATTENTION = {"KDA": 1, "KDA_CONV": 1, "MLA_ATTN": 2}
 _ONCE = ("EMBED", "SAMPLING")
@@ -42,18 +41,28 @@ def attribute_by_period(events: pl.DataFrame, ranks: pl.DataFrame) -> tuple[pl.D
     ``first_layer``, what was added to make layer numbers global, null where the stages are unknown and they count from
     0 on each rank; ``reason`` why there are no layers.  Below MIN_CONFIDENCE nothing is filled in.
     """
+    found, fits = fit_ranks(events)
+    fits = with_first_layers(fits, ranks, bool((events["role"] == "p2p").any()))
+    return with_period(events, found, fits), fits
+
+
+def fit_ranks(events: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Try every rank without NVTX layers alone.
+
+    Returns (``row``, ``layer`` counted from 0 on its rank and ``forward`` of what lies in a layer, fits without
+    first_layer).
+    """
     is_kernel = pl.col("kind") == "kernel"
     tried = events.select(pl.col("rank").filter((pl.col("reason") == NO_NVTX) & is_kernel).unique()).to_series()
     if tried.is_empty():
-        return events, pl.DataFrame(schema=FIT_SCHEMA)
+        return pl.DataFrame(schema=_FOUND_SCHEMA), pl.DataFrame(schema=FIT_SCHEMA)
     found, fits = [], []
     kernels = events.select(_READ).with_row_index("row").filter(pl.col("rank").is_in(tried.implode()) & is_kernel)
     for (rank,), mine in kernels.partition_by("rank", as_dict=True).items():
         rows, fit = _fit_rank(mine.filter(pl.col("graph_node").is_null()))
         found.append(rows)
         fits.append({"rank": rank, **fit})
-    fitted = _with_first_layer(pl.DataFrame(fits, schema=FIT_SCHEMA, orient="row").sort("rank"), ranks, events)
-    return _filled(events, pl.concat(found), fitted), fitted
+    return pl.concat(found), pl.DataFrame(fits, schema=FIT_SCHEMA, orient="row").sort("rank")
 
 
 def _fit_rank(kernels: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, Any]]:
@@ -64,7 +73,7 @@ def _fit_rank(kernels: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, Any]]:
     if anchors is None or edges is None:
         return pl.DataFrame(schema=_FOUND_SCHEMA), {"reason": "no forward repeats in the kernel sequence"}
     rows = _placed(ordered, anchors, *edges)
-    confidence, by_count = _confidence(kernels, ordered.drop("layer", "forward").join(rows, on="row"))
+    confidence, by_count = _confidence(kernels, ordered.join(rows, on="row"))
     fit = {
         "forwards": rows["forward"].n_unique(),
         "layers": usual_layers(anchors.forward),
@@ -137,10 +146,15 @@ def _confidence(kernels: pl.DataFrame, placed: pl.DataFrame) -> tuple[float, flo
     return time / max(others["ns"][0], 1), fitting["fit"].sum() / max(others["len"][0], 1)
 
 
-def _with_first_layer(fits: pl.DataFrame, ranks: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame:
-    """Add up the layers of the stages before each rank's, where every stage is known and its ranks agree."""
+def with_first_layers(fits: pl.DataFrame, ranks: pl.DataFrame, handing_over: bool) -> pl.DataFrame:
+    """Add up the layers of the stages before each rank's, where every stage is known and its ranks agree.
+
+    ``fits`` and ``ranks`` are of the whole run; ``handing_over``: some rank has pipeline sends or receives.
+    """
+    if fits.is_empty():
+        return fits
     stages = ranks.select("rank", pl.col("pp_rank").alias("stage"))
-    if not (events["role"] == "p2p").any() and not (stages["stage"] > 0).any():
+    if not handing_over and not (stages["stage"] > 0).any():
         return fits.with_columns(pl.when(pl.col("layers").is_not_null()).then(0).alias("first_layer").cast(pl.Int64))
     if stages["stage"].has_nulls():
         return fits
@@ -159,8 +173,10 @@ def _with_first_layer(fits: pl.DataFrame, ranks: pl.DataFrame, events: pl.DataFr
     ).drop("first")  # fmt: skip
 
 
-def _filled(events: pl.DataFrame, found: pl.DataFrame, fits: pl.DataFrame) -> pl.DataFrame:
-    """Events with what was found; a rank that has forwards from its own markers keeps those."""
+def with_period(events: pl.DataFrame, found: pl.DataFrame, fits: pl.DataFrame) -> pl.DataFrame:
+    """Events with what fit_ranks found; a rank that has forwards from its own markers keeps those."""
+    if fits.is_empty():
+        return events
     marked = pl.col("forward").is_not_null().any().over("rank")
     found = found.select("row", pl.col("layer").alias("layer_found"), pl.col("forward").alias("forward_found"))
     fits = fits.select(

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
 from nsysk3.analysis.budget import Budget
 from nsysk3.analysis.intervals import EMPTY, Intervals, clip, segments, union
-from nsysk3.analysis.rows import by_rank, laid_over
+from nsysk3.analysis.rows import by_rank
 from nsysk3.classify import COMM_ROLES
 
 Ints = NDArray[np.int64]
@@ -46,22 +49,18 @@ def infer_stages(ranks: pl.DataFrame, pairs: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def stage_gaps(events: pl.DataFrame, receives: pl.DataFrame) -> dict[int, Intervals]:
+def stage_gaps(events: pl.DataFrame) -> dict[int, Intervals]:
     """Per rank, the gaps in which nothing ran because a boundary receive was not even launched, or had just ended.
 
-    ``receives``: ``event`` (row of ``events``) and ``kind`` of matched receives.  A gap counts when the work that ends
-    it is a receive, or when the work before it was the receive of an activation (the first layer starts late).
+    ``events`` need ``receive`` (see Matched).  A gap counts when the work that ends it is a receive, or when the work
+    before it was the receive of an activation (the first layer starts late).
     """
-    if receives.is_empty():
+    if events["receive"].null_count() == events.height:
         return {}
-    receives = receives.unique("event")
-    marked = events.select("rank", "start", "end").hstack(
-        laid_over(receives.drop("event"), receives["event"], events.height)
-    )
     gaps = {}
-    for rank, rows in by_rank(marked).items():
+    for rank, rows in by_rank(events.select("rank", "start", "end", "receive")).items():
         rows = rows[np.argsort(rows["start"].to_numpy(), kind="stable")]
-        kind = rows["kind"].cast(pl.String)
+        kind = rows["receive"].cast(pl.String)
         gaps[rank] = _gaps(
             rows["start"].to_numpy(), rows["end"].to_numpy(), kind.is_not_null().to_numpy(),
             (kind == "activation").fill_null(False).to_numpy(),
@@ -80,7 +79,7 @@ def _gaps(start: Ints, end: Ints, receive: NDArray[np.bool_], activation: NDArra
     return Intervals(reach[:-1][chosen], start[1:][chosen])
 
 
-def phase_bounds(stages: pl.DataFrame, pairs: pl.DataFrame, windows: pl.DataFrame) -> tuple[int, int] | None:
+def phase_bounds(pairs: pl.DataFrame, windows: pl.DataFrame) -> tuple[int, int] | None:
     """When filling ends and draining begins (common clock, ns), None without activations.
 
     The pipeline is full once every receiving stage has its first activation, and drains from when the first of the
@@ -96,12 +95,27 @@ def phase_bounds(stages: pl.DataFrame, pairs: pl.DataFrame, windows: pl.DataFram
     return (full, max(full, empty))
 
 
+@dataclass(frozen=True)
+class StageTime:
+    """What one rank spent: ``busy_ns``, and exposed waits for other stages by phase (null without phases)."""
+
+    busy_ns: int
+    phases: dict[str, int | None]
+
+
+def stage_times(events: pl.DataFrame, windows: pl.DataFrame, bounds: tuple[int, int] | None) -> dict[int, StageTime]:
+    """By rank of ``windows``; ``bounds``: phase_bounds of the run."""
+    own = by_rank(events.select("rank", "start", "end", "role", "wait_ns", "wait_state"))
+    return {
+        rank: StageTime(_busy(own[rank], low, high), _by_phase(_exposed_stage_wait(own[rank], low, high), bounds))
+        for rank, low, high in windows.select("rank", "start", "end").iter_rows()
+    }
+
+
 def pipeline_table(
-    events: pl.DataFrame,
     stages: pl.DataFrame,
-    windows: pl.DataFrame,
-    budgets: dict[int, Budget],
-    pairs: pl.DataFrame,
+    times: Mapping[int, StageTime],
+    budgets: Mapping[int, Budget],
     forwards: pl.DataFrame | None,
 ) -> pl.DataFrame:
     """One row a rank that has a stage.
@@ -114,11 +128,6 @@ def pipeline_table(
     beside compute holds nothing up.
     """
     known = stages.filter(pl.col("stage").is_not_null())
-    bounds = phase_bounds(stages, pairs, windows)
-    own = by_rank(events.select("rank", "start", "end", "role", "wait_ns", "wait_state"))
-    spans = _windows(windows, known)
-    busy = {rank: _busy(own[rank], *span) for rank, span in spans.items()}
-    waiting = {rank: _exposed_stage_wait(own[rank], *span) for rank, span in spans.items()}
     number = known["stage"].n_unique()
     batches = _micro_batches(forwards)
     # What the pipeline was given: a stage whose capture lost a forward still had it.
@@ -128,14 +137,13 @@ def pipeline_table(
         budget = budgets[rank]
         up, down = budget.buckets["exposed_wait_upstream"], budget.buckets["exposed_wait_downstream"]
         stage_idle = budget.buckets["idle_stage_idle"]
-        phases = _by_phase(waiting.get(rank, EMPTY), bounds)
         bubble = up + down + budget.idle_ns
         count = batches.get(rank)
         rows.append(
             {
-                "rank": rank, "stage": stage, "window_ns": budget.window_ns, "busy_ns": busy[rank],
+                "rank": rank, "stage": stage, "window_ns": budget.window_ns, "busy_ns": times[rank].busy_ns,
                 "exposed_wait_upstream_ns": up, "exposed_wait_downstream_ns": down, "stage_idle_ns": stage_idle,
-                "stage_wait_ns": up + down + stage_idle, **phases,
+                "stage_wait_ns": up + down + stage_idle, **times[rank].phases,
                 "idle_ns": budget.idle_ns, "bubble_ns": bubble,
                 "bubble_share": bubble / budget.window_ns if budget.window_ns else None,
                 "micro_batches": count,
@@ -156,11 +164,6 @@ def pipeline_table(
     mean = per_stage.mean()
     imbalance = per_stage.max() / mean if isinstance(mean, float) and mean > 0 else None  # type: ignore[operator]
     return _with_forwards(table.with_columns(pl.lit(imbalance, pl.Float64).alias("imbalance")), forwards)
-
-
-def _windows(windows: pl.DataFrame, known: pl.DataFrame) -> dict[int, tuple[int, int]]:
-    chosen = windows.join(known.select("rank"), on="rank", how="semi")
-    return {rank: (low, high) for rank, low, high in chosen.select("rank", "start", "end").iter_rows()}
 
 
 def _busy(events: pl.DataFrame, low: int, high: int) -> int:

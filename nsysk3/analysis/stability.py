@@ -7,30 +7,40 @@ import polars as pl
 MIN_COVERAGE = 0.9
 
 
+def work_counts(counted: pl.DataFrame, whole: pl.DataFrame) -> pl.DataFrame:
+    """Per rank with work: ``work`` (all but copies), ``reductions`` and ``whole_reductions``, AllReduce counts.
+
+    ``counted``: the events of the window; ``whole``: ``rank``, ``forward`` of the whole forwards.
+    """
+    work = counted.filter(pl.col("kind") != "copy").group_by("rank").agg(pl.len().alias("work"))
+    reductions = counted.select("rank", "forward").filter(counted["role"] == "allreduce")
+    parts = {"reductions": reductions, "whole_reductions": reductions.join(whole, on=["rank", "forward"], how="semi")}
+    for name, rows in parts.items():
+        counts = rows.group_by("rank").agg(pl.len().cast(pl.Float64).alias(name))
+        work = work.join(counts, on="rank", how="left")
+    return work
+
+
 def stability(
     ranks: pl.DataFrame,
     captures: pl.DataFrame,
     recordings: pl.DataFrame,
-    counted: pl.DataFrame,
-    forwards: pl.DataFrame | None = None,
+    counts: pl.DataFrame,
+    forwards: pl.DataFrame,
 ) -> pl.DataFrame:
     """Per rank: ``rank``, ``stable``, ``reason`` (null when stable), ``coverage``.
 
     A rank is stable when it has work in its window, its report recorded at least 90 % of the run's working time, and it
     has as many AllReduce as most ranks of its stage: per whole forward where forwards are known (``forwards``: rank,
-    forward, whole), else in the window.  ``recordings``: see ``coverage``.
+    forward, whole), else in the window.  ``counts``: work_counts.  ``recordings``: see ``coverage``.
     """
     table = ranks.select("rank", "pp_rank").join(coverage(ranks, captures, recordings), on="rank", how="left")
-    kernels = counted.filter(pl.col("kind") != "copy").group_by("rank").agg(pl.len().alias("work"))
-    reductions = counted.filter(pl.col("role") == "allreduce")
-    if forwards is not None and forwards["whole"].any():
-        whole = forwards.filter("whole").select("rank", "forward")
-        number = whole.group_by("rank").agg(pl.len().alias("whole_forwards"))
-        reductions = reductions.join(whole, on=["rank", "forward"], how="semi")
+    if forwards["whole"].any():
+        number = forwards.filter("whole").group_by("rank").agg(pl.len().alias("whole_forwards"))
+        counts = counts.select("rank", "work", pl.col("whole_reductions").alias("reductions"))
     else:
         number = ranks.select("rank", pl.lit(1).alias("whole_forwards"))
-    work = reductions.group_by("rank").agg(pl.len().cast(pl.Float64).alias("reductions"))
-    for part in (kernels, number, work):
+    for part in (counts, number):
         table = table.join(part, on="rank", how="left")
     rate = pl.when(pl.col("whole_forwards") > 0).then(pl.col("reductions").fill_null(0) / pl.col("whole_forwards"))
     table = table.with_columns(pl.col("work").fill_null(0), rate.alias("rate"))

@@ -141,7 +141,7 @@ def category_summary(categories: pl.DataFrame, ranks: int) -> pl.DataFrame:
 
 def phase_table(pairs: pl.DataFrame, windows: pl.DataFrame) -> pl.DataFrame:
     """``phase`` and the ``start_utc_ns`` it begins at (null: at the window's start); empty without activations."""
-    bounds = phase_bounds(windows, pairs, windows)
+    bounds = phase_bounds(pairs, windows)
     starts = [] if bounds is None else [None, *bounds]
     schema = {"phase": pl.String, "start_utc_ns": pl.Int64}
     return pl.DataFrame({"phase": PHASES[: len(starts)], "start_utc_ns": starts}, schema=schema)

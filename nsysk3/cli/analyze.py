@@ -27,7 +27,8 @@ def analyze(
         list[Path],
         typer.Argument(
             metavar="PATH...",
-            help="A run directory, a directory of reports or exports, or files: .nsys-rep, .sqlite, _pqtdir, _arwdir.",
+            help="A run directory, a directory of reports or exports, or files: .nsys-rep, .sqlite, _pqtdir, _arwdir; "
+            "or a URL of one, such as s3://bucket/run or ssh://host/run.",
         ),
     ],
     window: Annotated[
@@ -71,6 +72,26 @@ def analyze(
     nsys: Annotated[
         Path | None, typer.Option(help="The nsys that exports .nsys-rep files; else $NSYSK3_NSYS, else PATH.")
     ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Processes that share the reports out. Default: analyze.workers, else 1."),
+    ] = None,
+    scheduler: Annotated[
+        str | None,
+        typer.Option(
+            metavar="tcp://HOST:PORT",
+            help="Let the workers of this Dask cluster do it; they read the paths themselves.",
+        ),
+    ] = None,
+    cache: Annotated[
+        bool | None,
+        typer.Option(
+            "--cache/--no-cache",
+            help="Keep what is read of each report in $NSYSK3_CACHE, so that the next analysis of the same files need "
+            "not read them. Default: analyze.cache, else no.",
+            show_default=False,
+        ),
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no tables.")] = False,
 ) -> None:
     """Say where each rank's time went.
@@ -83,23 +104,34 @@ def analyze(
     from nsysk3.recipes import DEFAULT_RECIPE, find_recipe
     from nsysk3.report.terminal import console, print_problems, print_result
     from nsysk3.run.config import load_settings
-    from nsysk3.trace.load import load
+    from nsysk3.run.remote import RemotePath, to_path
+    from nsysk3.scale.choose import crew_of
+    from nsysk3.trace.load import directory_of
 
     started = datetime.now()
     if recipe and written is not OutputFormat.recipe:
         raise InputError("--recipe chooses what --format recipe writes: pass both")
+    if workers is not None and scheduler is not None:
+        raise InputError("--workers and --scheduler: one or the other")
     as_recipe = find_recipe(recipe or DEFAULT_RECIPE) if written is OutputFormat.recipe else None
-    defaults = load_settings().analyze
-    with status(quiet) as progress:
-        run = load(paths, nsys=nsys, ranks=ranks, progress=progress)
+    defaults = load_settings(overrides={"analyze.workers": workers, "analyze.scheduler": scheduler}).analyze
+    crew = crew_of(defaults.workers, None if workers is not None else defaults.scheduler)
+    with status(quiet) as progress, crew:
         result = run_analysis(
-            run,
+            paths,
             window=defaults.window if window is None else window,
             rules=rules or defaults.rules,
             nccl_tests=nccl_tests or defaults.nccl_tests,
             layer_regex=defaults.layer_regex if layer_regex is None else layer_regex,
+            nsys=nsys,
+            ranks=ranks,
+            crew=crew,
+            cache=defaults.cache if cache is None else cache,
             progress=progress,
         )
+    if crew.account.sent and not quiet:
+        typer.echo(str(crew.account), err=True)
+    folder = directory_of(paths)
     # Files first: whoever reads the tables may stop reading (head, less) and end the command.
     if as_recipe:
         from nsysk3.recipes.write import write_recipe
@@ -107,11 +139,13 @@ def analyze(
         typer.echo(f"recipe written to {write_recipe(result, as_recipe, out, started)}/", err=True)
     elif out:
         typer.echo(f"results written to {result.save(out)}/", err=True)
-    elif run.directory:
+    elif folder:
         try:
-            typer.echo(f"results written to {result.save(run.directory / 'analysis')}/", err=True)
+            typer.echo(f"results written to {result.save(folder / 'analysis')}/", err=True)
         except MissingToolError as error:  # nobody asked for them there
             typer.echo(f"nsysk3: {error}; pass --out DIR to keep them", err=True)
+    elif any(isinstance(to_path(path), RemotePath) for path in paths):
+        typer.echo("nsysk3: results of a URL are not kept; pass --out DIR to keep them", err=True)
     if json:
         typer.echo(result.to_json(), nl=False)
     elif not quiet:

@@ -25,8 +25,8 @@ def cleanup(
 ) -> None:
     """End what a run left behind on its hosts, after a power loss or a kill -9: processes, containers, folders.
 
-    Touches nothing that is not marked as the run's. A run that is still going on is ended too. Exit code 4 when
-    something is left that could not be ended.
+    Touches nothing that is not marked as the run's; captures that could not be brought and were kept there are removed.
+    A run that is still going on is ended too. Exit code 4 when something is left that could not be ended.
     """
     from nsysk3.errors import RunFailedError
     from nsysk3.launch.cleanup import clean_up

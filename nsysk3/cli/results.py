@@ -25,9 +25,12 @@ def analyzed(paths: Path | list[Path], window: str | None, progress: Callable[[s
     """The traces analysed as the settings say; ``window`` None: theirs."""
     from nsysk3.analysis.analyze import analyze
     from nsysk3.run.config import load_settings
+    from nsysk3.scale.choose import crew_of
 
     asked = {} if window is None else {"window": window}
-    return analyze(paths, progress=progress, **{**load_settings().analyze.model_dump(), **asked})
+    settings = load_settings().analyze.model_dump()
+    with crew_of(settings.pop("workers"), settings.pop("scheduler")) as crew:
+        return analyze(paths, progress=progress, crew=crew, **{**settings, **asked})
 
 
 def page_language(asked: str | None) -> str:

@@ -154,10 +154,11 @@ def report(
 
 
 def _merged(directory: Path, baselines: list[Path], accept: list[str]) -> Sweep:
-    from nsysk3.sweep.merge import kept_baselines, merged, read_sweep
+    from nsysk3.sweep.merge import check_accepted, kept_baselines, merged, read_sweep
 
     own = read_sweep(directory)
     others = [*kept_baselines(own.folder), *(read_sweep(path) for path in baselines)]
+    check_accepted(accept, own.record, others)
     return merged(own, others, [*own.record.accepted, *accept])
 
 

@@ -1,4 +1,4 @@
-"""Whether two runs differ in nothing but their pipeline and tensor-parallel degrees, and what else differs."""
+"""Whether two runs differ in nothing but their pipeline and tensor-parallel degrees, or in one setting, or in more."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from nsysk3.compare.model import Comparability, Fact, Layout
 from nsysk3.compare.model import Status as FactStatus
 from nsysk3.result import Result
 
-SECTIONS = ("server", "load", "nsys", "versions")
+SECTIONS = ("server", "server_said", "load", "nsys", "versions")
 NO_MANIFEST = "no manifest"
 
 
@@ -52,6 +52,11 @@ _BOOKKEEPING = (
     "command", "argv", "path", "dir", "file", "url", "addr", "address", "host", "hosts", "port", "pid", "run_id", "id",
     "time", "started", "ended", "seed", "log", "name", "preset",
 )  # fmt: skip
+# What server.sp sets in the server's environment: no difference of its own where sp differs too.
+_SP = "sp"
+_SET_BY_SP = frozenset({"env.nsysk3_sp", "env.sglang_k3_sp_collective", "env.sglang_k3_sp_attn_res"})
+# What says how a run was measured, and not what it ran: no single one of them makes a comparison of one setting.
+_MEASURED = frozenset({"gpus", "gpu_name", "nsys_version", "window", "simulated", "nsysk3_version"})
 _ALIASES = frozenset(key for known in KNOWN for key in known.keys)
 _SHOWN = 60
 
@@ -63,14 +68,21 @@ def comparability(
     facts = [*_from_layout(base[2], other[2]), *_from_manifests(base[1], other[1]), *_from_traces(base[1], other[1])]
     differences = [_difference(fact) for fact in facts if fact.status == "differs"]
     unknown = [fact.label for fact in facts if fact.status == "not known"]
-    single = False if differences else None if unknown else True
     degrees = (base[2].pp, base[2].tp, other[2].pp, other[2].tp)
     same_layout = None if None in degrees else degrees[:2] == degrees[2:]
-    summary = list(_summary(base, other, differences, unknown, single, same_layout))
+    only = _only_setting(facts) if same_layout else None
+    single = False if differences and not only else None if unknown else True
+    summary = list(_summary(base, other, differences, unknown, single, same_layout, only))
     return Comparability(
         base=base[0], other=other[0], facts=facts, differences=differences, unknown=unknown, single_variable=single,
         same_layout=same_layout, paired=paired, summary=summary,
     )  # fmt: skip
+
+
+def _only_setting(facts: list[Fact]) -> Fact | None:
+    """The one setting that differs, where nothing else does."""
+    differ = [fact for fact in facts if fact.status == "differs"]
+    return differ[0] if len(differ) == 1 and differ[0].name not in _MEASURED else None
 
 
 def _from_layout(base: Layout, other: Layout) -> list[Fact]:
@@ -93,7 +105,8 @@ def _from_manifests(base: Result, other: Result) -> list[Fact]:
     engines = {ours.get("engine"), theirs.get("engine")}
     moot = {known.name for known in KNOWN if known.optional} | (set() if engines & {None, "sglang"} else _SGLANG)
     facts = [fact for fact in facts if fact.name not in moot or (fact.base, fact.other) != (None, None)]
-    left = [key for key in {**ours, **theirs} if _is_setting(key)]
+    by_sp = _SET_BY_SP if None not in (was := ours.get(_SP), now := theirs.get(_SP)) and was != now else frozenset()
+    left = [key for key in {**ours, **theirs} if _is_setting(key) and key not in by_sp]
     # Of the rest only differences are worth a line: one side leaving a default out is not a difference.
     pairs = [(key, ours.get(key), theirs.get(key)) for key in left]
     return facts + [_fact(key, key, one, two) for key, one, two in pairs if None not in (one, two) and one != two]
@@ -171,6 +184,10 @@ def _is_setting(key: str) -> bool:
     return not (leaf in _ALIASES or leaf in _LAYOUT_KEYS or leaf in _BOOKKEEPING or leaf.endswith(ends))
 
 
+def _shown(text: str | None) -> str:
+    return "-" if text is None else text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
+
+
 def _summary(
     base: tuple[str, Result, Layout],
     other: tuple[str, Result, Layout],
@@ -178,24 +195,27 @@ def _summary(
     unknown: list[str],
     single: bool | None,
     same_layout: bool | None,
+    only: Fact | None,
 ) -> Iterator[str]:
     yield f"{base[2].text} -> {other[2].text}" if not same_layout else f"same layout: {base[2].text}"
     for label, _, layout in (base, other):
         if layout.note:
             yield f"{label}: layout {layout.note}" if layout.source == "inferred" else f"{label}: {layout.note}"
-    if differences:
-        shown = "; ".join(text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…" for text in differences)
+    if only:
+        yield f"only {only.label} differs: {_shown(only.base)} -> {_shown(only.other)}"
+    elif differences:
+        shown = "; ".join(map(_shown, differences))
         yield f"{shown}: not a single-variable comparison"
     without = [label for label, result, _ in (base, other) if result.document.manifest is None]
     if without:
         yield f"not known whether {', '.join(unknown)} are the same: {NO_MANIFEST} for {' and '.join(without)}"
     elif unknown:
         yield f"not known whether {', '.join(unknown)} are the same: the manifests do not say"
-    if single:
+    if single and not only:
         yield (
             "besides PP and TP nothing that the manifests record differs"
             if not same_layout
-            else ("nothing that the manifests record differs")
+            else "nothing that the manifests record differs"
         )
     if base[1].document.simulated and other[1].document.simulated:
         yield "both runs are simulated"

@@ -10,7 +10,8 @@ import numpy as np
 from nsysk3 import __version__
 from nsysk3.compare.catalog import METRICS, Metric
 from nsysk3.compare.comparability import comparability
-from nsysk3.compare.model import Comparability, Comparison, Delta, Row, RunSide, Scope, Step, Value
+from nsysk3.compare.model import Comparability, Comparison, Delta, Group, Row, RunSide, Scope, Step, Value
+from nsysk3.compare.replaced import with_replaced
 from nsysk3.compare.samples import WINDOW, RunSamples
 from nsysk3.compare.statistics import (
     FEW_SAMPLES,
@@ -26,6 +27,8 @@ from nsysk3.errors import InputError
 from nsysk3.result import Result
 
 SEED = 20260821
+# Groups that say why a number per forward is missing, so that others need not.
+_LED = ("headline", "forward")
 
 
 def compare(
@@ -64,6 +67,7 @@ def compare(
         verdict=[],
         notes=notes(sides),
     )
+    comparison = comparison.model_copy(update={"rows": with_replaced(comparison)})
     return comparison.model_copy(update={"verdict": verdict(comparison)})
 
 
@@ -104,7 +108,7 @@ def _row(
 ) -> Row | None:
     found = [run.find(metric.name, scope) for run in runs]
     if not any(found):
-        if scope == "1k_tokens" or (scope == "forward" and metric.group not in ("headline", "forward")):
+        if scope == "1k_tokens" or (scope == "forward" and "window" in metric.scopes and metric.group not in _LED):
             return None  # the first rows already say why
         found = [{} for _ in runs]
     source, chosen = _common(found)
@@ -127,8 +131,9 @@ def _row(
     deltas = [delta(*pair) for pair in pairs]
     laddered = [delta(*step) for step in steps]
     apart = not all(each.like_for_like for each in (*deltas, *laddered))
+    group: Group = "comm" if metric.group == "apart" and not apart else metric.group
     return Row(
-        metric=metric.name, label=metric.label, unit=metric.unit, group=metric.group, scope=scope,
+        metric=metric.name, label=metric.label, unit=metric.unit, group=group, scope=scope,
         better=metric.better, samples=source, values=values, deltas=deltas, steps=laddered,
         why_apart=metric.apart if apart else None, note=row_note(metric.name, scope, runs, names),
     )  # fmt: skip

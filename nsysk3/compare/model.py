@@ -14,7 +14,9 @@ SCHEMA_VERSION = 1
 
 Scope = Literal["window", "forward", "1k_tokens"]
 Unit = Literal["ns", "count", "share"]
-Group = Literal["headline", "forward", "allreduce", "p2p", "stage", "time", "apart"]
+Group = Literal[
+    "headline", "forward", "comm", "allreduce", "scatter", "p2p", "stage", "time", "launches", "apart"
+]  # fmt: skip
 Verdict = Literal["lower", "higher", "no difference shown", "not enough samples", "not known"]
 Status = Literal["same", "differs", "not known"]
 
@@ -70,7 +72,9 @@ class Comparability(_Model):
     facts: list[Fact]
     differences: list[str] = Field(description="What differs besides PP and TP, such as EP4 -> EP2.")
     unknown: list[str] = Field(description="Labels of facts that nothing tells for one run or both.")
-    single_variable: bool | None = Field(description="True: only PP/TP differ; null: not known.")
+    single_variable: bool | None = Field(
+        description="True: only PP/TP differ or, at the same layout, at most one setting; null: not known."
+    )
     same_layout: bool | None = Field(description="Null where a layout is not known.")
     paired: bool = Field(description="Rank k is held against rank k: same layout, same ranks.")
     summary: list[str] = Field(description="The same in words.")
@@ -110,7 +114,10 @@ class Row(_Model):
     metric: str = Field(description="Name, as docs/metrics.md defines it.")
     label: str = Field(description="What pages call it.")
     unit: Unit = Field(description="Of values and changes.")
-    group: Group = Field(description="headline: first table; apart: not like for like across PP degrees.")
+    group: Group = Field(
+        description="headline: first table; apart: not like for like across PP degrees; comm: the same numbers where "
+        "all runs have one PP degree."
+    )
     scope: Scope = Field(description="Per what.")
     better: Literal["lower", "higher"] | None = Field(description="Which way is good, null where neither.")
     samples: str = Field(description="What was sampled.")

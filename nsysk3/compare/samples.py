@@ -9,6 +9,7 @@ from functools import cached_property
 import numpy as np
 import polars as pl
 
+from nsysk3.compare.calls import GRAPHS, layer_counts, no_layer_counts, other_cells, placed, with_counts, with_kernels
 from nsysk3.compare.catalog import BY_NAME
 from nsysk3.compare.layout import layout_of, stage_of
 from nsysk3.compare.model import Layout, Scope
@@ -25,6 +26,7 @@ WINDOW = "one number a rank: its window"
 PER_FORWARD = "one number a rank: its window divided by its forwards"
 OVER_FORWARDS = "one number a rank: over its forwards"
 COLLECTIVES = "ranks x forwards: AllReduce kernels that start in the forward"
+OTHERS = "ranks x forwards: ReduceScatter and AllGather kernels that start in the forward"
 FORWARDS = "ranks x forwards"
 LAYERS = "ranks x forwards: kernels that belong to a layer"
 
@@ -83,6 +85,10 @@ class RunSamples:
             return f"what was taken for forwards holds only {self.held:.0%} of the window's AllReduce calls"
         if scope == "1k_tokens" and not self._forwards["tokens"].count():
             return NO_TOKENS
+        if metric == "kernel_count" and self._window(metric) is None:
+            return GRAPHS
+        if metric == "layer_kernel_count":
+            return no_layer_counts(self._layers)
         if metric in _FROM_PIPELINE and self._window(metric) is None:
             return "the stages of the ranks are not known"
         if scope != "window" and self._window(metric) is not None:
@@ -132,6 +138,7 @@ class RunSamples:
             )  # fmt: skip
         for part in (self._allreduce_split(table), self._p2p_transfer(table)):
             table = table.join(part, on="rank", how="left", maintain_order="left")
+        table = with_counts(self.result, table)
         own = table["p2p_count"] == 0
         table = table.with_columns(pl.when(own).then(0).otherwise("p2p_transfer_ns").alias("p2p_transfer_ns"))
         none = pl.col("allreduce_count") == 0
@@ -216,28 +223,27 @@ class RunSamples:
         if forwards.is_empty():
             return {}
         spent = pl.col("end_utc_ns") - pl.col("start_utc_ns")
-        found = {FORWARDS: forwards.with_columns(spent.alias("forward_p50_ns")), LAYERS: self._layer_cells(forwards)}
+        timed = forwards.with_columns(spent.alias("forward_p50_ns"))
+        found = {FORWARDS: with_kernels(self.result, timed, self._stable), LAYERS: self._layer_cells(forwards)}
         if self._stable["allreduce_count"].null_count() == 0:
             found[COLLECTIVES] = self._allreduce_cells(forwards)
+            found[OTHERS] = other_cells(self.result.tables.get("collectives"), forwards)
         return {source: table for source, table in found.items() if table.width}
 
     def _allreduce_cells(self, forwards: pl.DataFrame) -> pl.DataFrame:
         calls = self.result.tables.get("collectives")
         if calls is None:
             return pl.DataFrame()
-        mine = calls.filter(pl.col("op") == "allreduce").select(
-            "rank", pl.col("start_utc_ns").alias("at"), "duration_ns", "wait_ns", "transfer_ns"
-        )
-        spans = forwards.select(*_KEY, "start_utc_ns", "end_utc_ns").sort("start_utc_ns")
-        placed = mine.sort("at").join_asof(
-            spans, left_on="at", right_on="start_utc_ns", by="rank", strategy="backward", check_sortedness=False
-        ).filter(pl.col("at") <= pl.col("end_utc_ns"))  # fmt: skip
-        cells = placed.group_by(_KEY).agg(
-            pl.len().cast(pl.Int64).alias("allreduce_count"),
-            pl.col("duration_ns").sum().alias("allreduce_total_ns"),
-            pl.col("duration_ns").median().alias("allreduce_p50_ns"),
-            _whole("wait_ns", "allreduce"),
-            _whole("transfer_ns", "allreduce"),
+        cells = (
+            placed(calls, forwards, "allreduce")
+            .group_by(_KEY)
+            .agg(
+                pl.len().cast(pl.Int64).alias("allreduce_count"),
+                pl.col("duration_ns").sum().alias("allreduce_total_ns"),
+                pl.col("duration_ns").median().alias("allreduce_p50_ns"),
+                _whole("wait_ns", "allreduce"),
+                _whole("transfer_ns", "allreduce"),
+            )
         )
         table = forwards.select(*_KEY, "tokens").join(cells, on=_KEY, how="left")
         zero = ("allreduce_count", "allreduce_total_ns")
@@ -246,12 +252,19 @@ class RunSamples:
         parts = ("allreduce_wait_ns", "allreduce_transfer_ns")
         return table.with_columns(pl.when(none).then(0).otherwise(name).alias(name) for name in parts)
 
-    def _layer_cells(self, forwards: pl.DataFrame) -> pl.DataFrame:
+    @property
+    def _layers(self) -> pl.DataFrame | None:
         layers = self.result.tables.get("layers")
-        if layers is None or layers.is_empty():
+        return None if layers is None or layers.is_empty() else layers
+
+    def _layer_cells(self, forwards: pl.DataFrame) -> pl.DataFrame:
+        layers = self._layers
+        if layers is None:
             return pl.DataFrame()
         names = [name for name in _FROM_LAYERS if name in layers.columns]
         sums = layers.drop_nulls("forward").group_by(_KEY).agg(pl.col(name).sum() for name in names)
+        if "kernel_count" in layers.columns:
+            sums = sums.join(layer_counts(layers), on=_KEY, how="left")
         return forwards.select(*_KEY, "tokens").join(sums, on=_KEY, how="inner")
 
     def _per_cell(self, cells: pl.DataFrame, metric: str, scope: Scope) -> Samples:

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from nsysk3.compare.model import Comparison, Delta, Layout, Row, RunSide, Scope, Unit
+from nsysk3.compare.replaced import FUSED, has_fused, takers, told
 from nsysk3.compare.samples import RunSamples
 
 _MOSTLY = 0.5
 _MUCH = 0.2
 _HARDLY_ANY = 0.01
 _NEARLY_ALL = 0.6
+_TOLD_OF_REPLACED = ("allreduce_count", "exposed_comm_ns", "fused_ns", "kernel_count")
+_WALL_SCOPES: tuple[Scope, ...] = ("1k_tokens", "forward")
 _TOLD = ("allreduce_count", "allreduce_total_ns", "allreduce_p50_ns", "overlap_ratio")
 
 
@@ -20,11 +23,21 @@ def verdict(comparison: Comparison) -> list[str]:
 
 
 def _what_changed(comparison: Comparison) -> str:
-    parts = [text for row in _main_rows(comparison) if (text := _told(row))]
-    runs = " -> ".join(_named(side) for side in (comparison.base, *comparison.others))
+    replaced = takers(comparison)
+    rows = _rows_of_replaced(comparison) if replaced else _main_rows(comparison)
+    parts = [*told(comparison, replaced), *(text for row in rows if (text := _told(row)))]
+    runs = _runs(comparison)
     if not parts:
         return f"{runs}: nothing could be compared."
-    return f"{runs}, per active rank (median over stable ranks): {'; '.join(parts)}."
+    several = f"; changes are {comparison.labels[-1]} against {comparison.base.label}" if comparison.ladder else ""
+    return f"{runs}, per active rank (median over stable ranks{several}): {'; '.join(parts)}."
+
+
+def _runs(comparison: Comparison) -> str:
+    if all(pair.same_layout for pair in comparison.comparability):
+        # A layout that all have is told once.
+        return f"{' -> '.join(comparison.labels)} at {comparison.base.layout.text}"
+    return " -> ".join(_named(side) for side in (comparison.base, *comparison.others))
 
 
 def _named(side: RunSide) -> str:
@@ -37,14 +50,31 @@ def _main_rows(comparison: Comparison) -> Iterator[Row]:
         row = comparison.row(metric, "window")
         if row and (any(value.value for value in row.values) or metric == "overlap_ratio"):
             yield row
-    for scope in ("1k_tokens", "forward"):
+    yield from _wall_time(comparison)
+    row = comparison.row("stage_wait_ns", "window")
+    if row and any(value.value for value in row.values):
+        yield row
+
+
+def _rows_of_replaced(comparison: Comparison) -> Iterator[Row]:
+    """Where other kernels do what AllReduce did, its time says little: what all of them cost does."""
+    for metric in _TOLD_OF_REPLACED:
+        row = comparison.row(metric)
+        if row and any(value.value for value in row.values):
+            yield row
+    yield from _wall_time(comparison)
+    row = comparison.row("forward_p50_ns")
+    # Of the same work too, and where there are enough forwards with the interval that wall time has not.
+    if row and row.deltas[-1].low_share is not None:
+        yield row
+
+
+def _wall_time(comparison: Comparison) -> Iterator[Row]:
+    for scope in _WALL_SCOPES:
         row = comparison.row("window_ns", scope)
         if row and all(value.value is not None for value in row.values):
             yield row
             break
-    row = comparison.row("stage_wait_ns", "window")
-    if row and any(value.value for value in row.values):
-        yield row
 
 
 def _told(row: Row) -> str | None:
@@ -80,7 +110,7 @@ def _limits(comparison: Comparison) -> str:
 
 def _comparability_limits(comparison: Comparison) -> Iterator[str]:
     for pair in comparison.comparability:
-        if pair.differences:
+        if pair.differences and pair.single_variable is False:
             yield f"{pair.base} -> {pair.other} is not a single-variable comparison ({', '.join(pair.differences[:4])})"
     bare = [side.label for side in (comparison.base, *comparison.others) if not side.manifest]
     if bare:
@@ -97,6 +127,11 @@ def _work_limits(comparison: Comparison) -> Iterator[str]:
     elif len(set(counts)) > 1:
         shown = ", ".join(f"{side.label} {side.forwards:g}" for side in sides)
         yield f"the windows hold different numbers of forwards ({shown}): use the rows per forward"
+    if has_fused(takers(comparison)):
+        yield FUSED
+    if all(pair.same_layout for pair in comparison.comparability):
+        # An interval over the forwards of one run says nothing of the next start of the same server.
+        yield "one run of each, so how much runs of the same settings differ is not known"
 
 
 def _layout_limits(comparison: Comparison) -> Iterator[str]:
@@ -161,5 +196,10 @@ def shown(value: float | None, unit: Unit) -> str:
     if value is None:
         return "not known"
     if unit == "ns":
-        return f"{value / 1e6:,.{1 if abs(value) >= 1e7 else 2}f} ms"
+        return f"{value / 1e6:,.{decimals(value)}f} ms"
     return f"{value:,.4g}" if unit == "count" and value % 1 else f"{value:,.0f}" if unit == "count" else f"{value:.1%}"
+
+
+def decimals(ns: float) -> int:
+    """Of a time in ms: what is less than a tenth of one has digits left."""
+    return 1 if abs(ns) >= 1e7 else 3 if 0 < abs(ns) < 1e5 else 2

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from nsysk3.errors import MissingToolError, NsysK3Error, RunFailedError
+from nsysk3.launch.collected import REPORT_NAME, Collected
 from nsysk3.launch.commands import in_container
 from nsysk3.launch.found_ranks import find_ranks
 from nsysk3.launch.parallel import each
@@ -30,35 +31,6 @@ exit 4
 """
 
 
-@dataclass
-class Collected:
-    """What one node left: files on this machine, and what is wrong with them."""
-
-    host: str
-    report: Path | None = None
-    export: Path | None = None
-    sha256: str | None = None
-    imported: bool = False
-    kernels: dict[int, int] = field(default_factory=dict)
-    missing: tuple[int, ...] = ()
-    problems: list[str] = field(default_factory=list)
-    no_room: str | None = None
-    """Why the report could not be written here, where that is all that kept it from coming."""
-
-    def record(self, folder: Path) -> dict[str, Any]:
-        """For the manifest; paths are relative to the run directory."""
-        return {
-            "host": self.host,
-            "report": None if self.report is None else self.report.relative_to(folder).as_posix(),
-            "bytes": None if self.report is None else self.report.stat().st_size,
-            "sha256": self.sha256,
-            "imported_from_qdstrm": self.imported,
-            "export": None if self.export is None else self.export.relative_to(folder).as_posix(),
-            "kernels": {str(rank): count for rank, count in sorted(self.kernels.items())},
-            "missing_ranks": list(self.missing),
-        }
-
-
 def collect(
     plan: Plan, hosts: Sequence[Host], folder: Path, say: Callable[[str], None], *, expect_kernels: bool = True
 ) -> list[Collected]:
@@ -72,11 +44,14 @@ def collect(
         node, host = pair
         done = Collected(node.host)
         try:
+            keep_capture(node, host, folder)  # also where this process is killed before it has come
             _collect(plan, node, host, folder / "nodes" / node.host, done, say)
         except NsysK3Error as error:
             done.problems.append(f"{node.host}: {error}")
-        if expect_kernels:
-            _look_for_ranks(node, done)
+        if done.report is None:
+            keep_capture(node, host, folder)
+            done.kept = host.kept
+        _look_for_ranks(node, done, expect_kernels)
         return done
 
     return each(list(zip(plan.nodes, hosts, strict=True)), one)
@@ -97,23 +72,40 @@ def _collect(plan: Plan, node: NodePlan, host: Host, folder: Path, done: Collect
             "nsys's own words"
         )
     say(f"{node.host}: fetching the report, {size / 1e6:.1f} MB")
-    report = folder / "trace.nsys-rep"
+    report = folder / REPORT_NAME
     try:
         host.fetch(remote, report)
     except MissingToolError as error:
         done.no_room = str(error)
         raise
     done.report = report
+    for path in host.kept:
+        with suppress(NsysK3Error):  # it is here: what happens to it there is not worth an error
+            host.keep(path, False)
     done.sha256 = _sha256(done.report)
     say(f"{node.host}: exporting")
     try:
         done.export = _export_here(plan, done.report)
     except NsysK3Error as error:
-        done.export = _export_there(plan, node, host, folder, str(error))
+        try:
+            done.export = _export_there(plan, node, host, folder, str(error))
+        except NsysK3Error as again:
+            done.no_export = str(again)
+            raise
 
 
-def _look_for_ranks(node: NodePlan, done: Collected) -> None:
-    """Every rank of a node is in its export, or named as missing with the likely reason."""
+def keep_capture(node: NodePlan, host: Host, folder: Path) -> None:
+    """Let what nsys wrote on a host stay there when the run ends, unless its report is in the run's ``folder``."""
+    if node.report is None or (folder / "nodes" / node.host / REPORT_NAME).is_file():
+        return
+    for suffix in (".nsys-rep", ".qdstrm"):
+        with suppress(NsysK3Error):  # of a host that is lost nothing can be told
+            if host.exists(node.report + suffix):
+                host.keep(node.report + suffix)
+
+
+def _look_for_ranks(node: NodePlan, done: Collected, expect_kernels: bool) -> None:
+    """An export is one, and every rank of its node is in it, or named as missing with the likely reason."""
     reason = "there is no export"
     try:
         if done.export is None:
@@ -122,7 +114,10 @@ def _look_for_ranks(node: NodePlan, done: Collected) -> None:
             found = find_ranks(done.export, node.ranks)
             done.kernels, done.missing, reason = found.kernels, found.missing, found.reason
     except NsysK3Error as error:
+        done.no_export = str(error)
         done.problems.append(f"{node.host}: {error}")
+    if not expect_kernels:
+        done.missing = ()
     if done.missing:
         ranks = ", ".join(map(str, done.missing))
         who = f"ranks {ranks} are" if len(done.missing) > 1 else f"rank {ranks} is"
@@ -181,6 +176,13 @@ def _export_there(plan: Plan, node: NodePlan, host: Host, folder: Path, why: str
         )
     target = folder / "trace.sqlite"
     host.fetch(remote, target)
+    try:
+        find_ranks(target, node.ranks)
+    except NsysK3Error as error:
+        target.unlink()  # or it would be read in place of the report
+        raise RunFailedError(
+            f"the report is here but could not be exported: {why}; and on the host: {error}"
+        ) from error
     return target
 
 

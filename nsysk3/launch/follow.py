@@ -43,6 +43,8 @@ class Node:
     rest: str = ""
     lost: str | None = None
     dying_since: float | None = None
+    unwritten: str | None = None
+    """Why the copy of the log is not whole."""
 
     def text(self, since: int = 0) -> str:
         """The log from byte ``since``, of a long one its end."""
@@ -155,8 +157,11 @@ class Follower:
         whole, node.rest = self._hide(text[:end]), text[end:]
         if not whole:
             return
-        with node.log.open("a", encoding="utf-8", errors="replace", newline="") as file:
-            file.write(whole)
+        try:
+            with node.log.open("a", encoding="utf-8", errors="replace", newline="") as file:
+                file.write(whole)
+        except OSError as error:  # a full disk, mostly: the server is followed all the same
+            node.unwritten = error.strerror or str(error)
         for line in filter(str.strip, _LINE_END.split(whole)):
             if node.dying_since is None and _DYING.search(line):
                 node.dying_since = time.monotonic()

@@ -14,6 +14,8 @@ from nsysk3.run.manifest import RankEntry
 
 _KERNELS = re.compile(r"CUPTI_ACTIVITY_KIND_KERNEL(_V\d+)?$")
 _CALLS = re.compile(r"CUPTI_ACTIVITY_KIND_RUNTIME(_V\d+)?$")
+# Every export has its texts in the first, and one of the others, as nsys before 2023 and since calls it.
+_TEXTS, _EXPORTS = "StringIds", {"META_DATA_EXPORT", "EXPORT_META_DATA"}
 _PID = "((%s >> 24) & 0xFFFFFF)"
 
 
@@ -33,16 +35,22 @@ class Found:
 
 
 def find_ranks(export: Path, ranks: Sequence[RankEntry]) -> Found:
-    """Which of a node's ranks launched kernels in an export.  Raises InputError when the file cannot be read."""
+    """Which of a node's ranks launched kernels in an export.
+
+    Raises InputError when the file cannot be read, or is no export of Nsight Systems.
+    """
     try:
         with closing(sqlite3.connect(f"{export.absolute().as_uri()}?mode=ro", uri=True)) as connection:
-            return _find(connection, ranks)
+            query = "SELECT name FROM sqlite_master WHERE type = 'table'"
+            tables = [str(name) for (name,) in connection.execute(query)]
+            if _TEXTS not in tables or _EXPORTS.isdisjoint(tables):
+                raise InputError(f"{export}: not an export of Nsight Systems; export the report again")
+            return _find(connection, tables, ranks)
     except sqlite3.Error as error:
         raise InputError(f"{export}: not a whole export ({error}); export the report again") from error
 
 
-def _find(connection: sqlite3.Connection, ranks: Sequence[RankEntry]) -> Found:
-    tables = [str(name) for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+def _find(connection: sqlite3.Connection, tables: Sequence[str], ranks: Sequence[RankEntry]) -> Found:
     rows = _count(connection, tables, _KERNELS, "globalPid", "deviceId")
     ordered = sorted(ranks, key=lambda rank: rank.world_rank)
     devices = {device for _, device in rows}

@@ -1,4 +1,4 @@
-"""The machines of a run: start, follow and end processes there, and move files.
+"""A machine of a run: start, follow and end processes there, and move files.
 
 However a run ends (an error, Ctrl-C, a killed nsysk3, a lost connection), the keeper on each host ends there whatever
 the run started, and nothing else.
@@ -10,17 +10,16 @@ import base64
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from nsysk3.errors import InputError, MissingToolError, NsysK3Error, RunFailedError
+from nsysk3.errors import MissingToolError, RunFailedError
 from nsysk3.launch.channel import Channel
 from nsysk3.launch.transport import choose_transport, payload
-from nsysk3.run.config import Cluster, Settings
+from nsysk3.run.config import Cluster
 from nsysk3.run.files import replacing
 
 PIECE = 1 << 20  # bytes of a file in one request
@@ -60,6 +59,8 @@ class Host:
         self._cli = list(container_cli)
         self._containers: set[str] = set()
         self._folders: set[str] = set()
+        self._kept: set[str] = set()
+        self._keeps = True
         self._channel = Channel(name, run_id, self._transport)
         self._closing = threading.Lock()
         self._left: tuple[str, ...] | None = None
@@ -175,6 +176,29 @@ class Host:
             last = at + PIECE >= len(data)
             self._channel.call("write", path=remote, data=piece, first=at == 0, last=last, mode=mode)
 
+    def keep(self, remote: str, kept: bool = True) -> None:
+        """Let a file of the run's scratch folder stay there when the run ends, or (not ``kept``) no longer.
+
+        It stays also where the connection breaks or this process is killed; `nsysk3 cleanup` removes it then.
+        """
+        if kept and not self._keeps:
+            return
+        if kept:
+            self._kept.add(remote)
+        self._channel.call("keep", path=remote, kept=kept)
+        if not kept:
+            self._kept.discard(remote)
+
+    def keep_nothing(self) -> None:
+        """Everything goes when the host is closed, also what somebody wants to keep from now on."""
+        self._keeps = False
+        self._kept.clear()
+
+    @property
+    def kept(self) -> list[str]:
+        """Files that stay when the run ends."""
+        return sorted(self._kept)
+
     def exists(self, remote: str) -> int | None:
         """Bytes of a file there, None where there is none."""
         size: int | None = self._channel.call("size", path=remote)
@@ -197,7 +221,7 @@ class Host:
         channel = self._channel
         if channel.began and channel.lost is None:
             with contextlib.suppress(RunFailedError):
-                channel.post("end", grace_s=0.0 if now else GRACE_S)
+                channel.post("end", grace_s=0.0 if now else GRACE_S, kept=self.kept)
         with self._closing:
             if self._left is None:
                 if channel.began:
@@ -212,7 +236,7 @@ class Host:
         again = Channel(self.name, self._run_id, self._transport, self._channel.token)
         try:
             again.connect(self._source, self._settings())
-            again.post("end", grace_s=GRACE_S)
+            again.post("end", grace_s=GRACE_S, kept=self.kept)
             again.wait(CLOSE_S)
             why = again.lost
         except (MissingToolError, RunFailedError) as error:
@@ -228,6 +252,7 @@ class Host:
             "cli": self._cli,
             "containers": sorted(self._containers),
             "folders": sorted(self._folders),
+            "kept": self.kept,
         }
 
 
@@ -239,65 +264,3 @@ def open_host(cluster: Cluster, name: str, run_id: str, container_cli: Sequence[
     except BaseException:
         host.close(now=True)
         raise
-
-
-@contextmanager
-def open_hosts(settings: Settings, run_id: str, names: Sequence[str]) -> Iterator[list[Host]]:
-    """Reach hosts, all at once, and end everything of the run on all of them in the end.
-
-    Ctrl-C ends it in order, a second Ctrl-C at once.
-    """
-    if len(set(names)) < len(names):
-        raise InputError(f"hosts: {', '.join(names)}: each may be named once")
-    cli = [settings.container.cli] if settings.container.cli else []
-    hosts: list[Host] = []
-    presses = 0
-    try:
-        for name in names:
-            hosts.append(Host(settings.cluster, name, run_id, cli))
-        failed = _for_all(hosts, Host.connect)
-        if failed:
-            raise type(failed[0])("; ".join(str(error) for error in failed))
-        yield hosts
-    except (KeyboardInterrupt, SystemExit):
-        presses = 1
-        raise
-    finally:
-        _close_all(hosts, presses)
-
-
-def _for_all(hosts: Sequence[Host], work: Callable[[Host], object]) -> list[NsysK3Error]:
-    """Do something with every host at once; gives what went wrong, in the order of the hosts."""
-    failed: dict[int, NsysK3Error] = {}
-
-    def attempt(index: int) -> None:
-        try:
-            work(hosts[index])
-        except NsysK3Error as error:
-            failed[index] = error
-
-    for thread in [_in_thread(attempt, index) for index in range(len(hosts))]:
-        thread.join()
-    return [failed[index] for index in sorted(failed)]
-
-
-def _close_all(hosts: Sequence[Host], presses: int) -> None:
-    """Close all hosts whatever is pressed meanwhile; ``presses``: how often Ctrl-C was pressed before."""
-    threads = [_in_thread(host.close, False) for host in hosts]
-    pressed = 0
-    while any(thread.is_alive() for thread in threads):
-        try:
-            for thread in threads:
-                thread.join()
-        except KeyboardInterrupt:
-            pressed += 1
-            if presses + pressed == 2:
-                threads += [_in_thread(host.close, True) for host in hosts]
-    if pressed:
-        raise KeyboardInterrupt
-
-
-def _in_thread(work: Callable[[Any], object], given: object) -> threading.Thread:
-    thread = threading.Thread(target=work, args=(given,), daemon=True)
-    thread.start()
-    return thread

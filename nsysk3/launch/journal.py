@@ -14,6 +14,9 @@ from nsysk3.errors import InputError, MissingToolError, NsysK3Error, RunFailedEr
 from nsysk3.launch.failures import ServerFailedError
 from nsysk3.run.manifest import ENDED, Cause, Feature, HostClock, Manifest, Status, read_manifest, write_manifest
 
+# What `nsysk3 cleanup` makes of a run.
+_CLEAN = {"cleaned": True, "left": None, "kept": None}
+
 
 class InterruptedRunError(RunFailedError):
     """Somebody ended the run: Ctrl-C, or a signal to end."""
@@ -91,10 +94,10 @@ class Journal:
         with suppress(NsysK3Error):
             self._write()
 
-    def cleaned(self, left: Sequence[str] = ()) -> None:
-        """Nothing of the run is left on the hosts, but for these things."""
+    def cleaned(self, left: Sequence[str] = (), kept: Sequence[str] = ()) -> None:
+        """Nothing of the run is left on the hosts, but for what could not be ended and what was kept."""
         with suppress(NsysK3Error):
-            self.update(cleaned=not left, left=list(left) or None)
+            self.update(cleaned=not left and not kept, left=list(left) or None, kept=list(kept) or None)
 
     def _write(self) -> None:
         write_manifest(self.folder, self._manifest)
@@ -149,7 +152,7 @@ def settle(folder: Path) -> str | None:
     manifest = read_manifest(folder)
     if manifest is None or manifest.status in ENDED:
         if manifest is not None and (manifest.model_extra or {}).get("cleaned") is not True:
-            write_manifest(folder, manifest.model_copy(update={"cleaned": True, "left": None}))
+            write_manifest(folder, manifest.model_copy(update=_CLEAN))
         return None
     step = manifest.status
     manifest.cause = Cause(
@@ -160,7 +163,7 @@ def settle(folder: Path) -> str | None:
     )
     manifest.status = "interrupted"
     manifest.times["interrupted"] = now()
-    write_manifest(folder, manifest.model_copy(update={"cleaned": True, "left": None}))
+    write_manifest(folder, manifest.model_copy(update=_CLEAN))
     return step
 
 

@@ -105,6 +105,7 @@ class Keeper:
             if request["op"] == "ping":
                 self._say({"id": request["id"], "ok": [arrived, time.time_ns()]})
             elif request["op"] == "end":
+                self.own.kept = set(request["kept"])
                 self._finish(request["grace_s"], request["grace_s"] <= 0)
                 os.write(self.wake, b"\0")
             elif request["op"] != "beat":
@@ -220,6 +221,10 @@ class Keeper:
         """Make the run's scratch folder."""
         self._tell_guard("folder", path)
         make_folder(Path(path), self.own.run, self.own.token)
+
+    def do_keep(self, path: str, kept: bool) -> None:
+        """Whether a file of the scratch folder stays when the run ends, however it ends."""
+        self._tell_guard("keep" if kept else "drop", path)
 
     def do_read(self, path: str, offset: int) -> bytes:
         """A piece of a file, empty at its end."""

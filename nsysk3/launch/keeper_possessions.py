@@ -13,7 +13,7 @@ from nsysk3.launch.keeper_children import Children
 from nsysk3.launch.keeper_processes import Stat, carries, describe, end, family
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
 HELPER_S = 30.0  # longest that one command of docker or podman may take
 MARK = ".nsysk3-run"  # in a scratch folder: the run and the keeper that made it
@@ -130,23 +130,29 @@ def owner_of(path: Path) -> list[str]:
         return []
 
 
-def remove_folder(path: Path, token: str) -> list[str]:
-    """Remove what ``make_folder`` made, also when it was interrupted; gives what could not be removed."""
+def remove_folder(path: Path, token: str, kept: Collection[str] = ()) -> list[str]:
+    """Remove what ``make_folder`` made, also when it was interrupted; gives what could not be removed.
+
+    Of a folder that holds files of ``kept`` those stay, and its mark, by which `nsysk3 cleanup` finds it.
+    """
     beside = path.with_name(f"{path.name}.{token}")
     if beside.is_dir() and not beside.is_symlink():
         shutil.rmtree(beside, ignore_errors=True)
-    return remove_tree(path) if owner_of(path)[1:] == [token] else []
+    return remove_tree(path, kept) if owner_of(path)[1:] == [token] else []
 
 
-def remove_tree(path: Path) -> list[str]:
-    """Remove a folder of ours; gives a line when something of it stays."""
+def remove_tree(path: Path, kept: Collection[str] = ()) -> list[str]:
+    """Remove a folder of ours but for ``kept``; gives a line when something else of it stays."""
     failed: list[str] = []
+    places, staying = {Path(each) for each in kept}, False  # as paths: a folder may be named with two slashes
     try:
         # The mark goes last: what is interrupted here can be found again.
         for each in sorted(path.iterdir(), key=lambda entry: entry.name == MARK):
-            if failed and each.name == MARK:
+            if (failed or staying) and each.name == MARK:
                 return failed[:1]
-            if each.is_dir() and not each.is_symlink():
+            if each in places:
+                staying = True
+            elif each.is_dir() and not each.is_symlink():
                 shutil.rmtree(each, ignore_errors=True)
                 failed += [f"{each}: cannot be removed"] if each.exists() else []
             else:
@@ -173,10 +179,14 @@ class Possessions:
         # Those of an earlier keeper, whose token this one then has too.
         self.named: set[str] = set(settings["containers"])
         self.folders: set[str] = set(settings["folders"])
+        self.kept: set[str] = set(settings["kept"])
 
     def note(self, kind: str, name: str) -> None:
-        """Remember a container or folder, before it is made."""
-        (self.named if kind == "container" else self.folders).add(name)
+        """Remember a container or folder, before it is made, or which file is to stay when the run ends."""
+        if kind == "drop":
+            self.kept.discard(name)
+        else:
+            {"container": self.named, "folder": self.folders, "keep": self.kept}[kind].add(name)
 
     def mark(self, name: str = "") -> str:
         """In the environment of processes: which keeper's they are, and what they were started as."""
@@ -206,5 +216,5 @@ class Possessions:
         except OSError as error:
             left.append(str(error))
         for folder in sorted(self.folders):
-            left += remove_folder(Path(folder), self.token)
+            left += remove_folder(Path(folder), self.token, self.kept)
         return sorted(set(left))

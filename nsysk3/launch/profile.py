@@ -8,15 +8,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from nsysk3.errors import InputError, MissingToolError, RunFailedError
+from nsysk3.errors import InputError, NsysK3Error, RunFailedError
 from nsysk3.launch.analysis import analyze_run
-from nsysk3.launch.collect import Collected, collect
-from nsysk3.launch.failures import Failure, ServerFailedError
+from nsysk3.launch.collect import collect, keep_capture
+from nsysk3.launch.collected import Collected, raise_if_useless
 from nsysk3.launch.features import told
-from nsysk3.launch.hosts import open_hosts
 from nsysk3.launch.interrupts import Presses, interrupts
 from nsysk3.launch.journal import InterruptedRunError, Journal
 from nsysk3.launch.loads import Loads
+from nsysk3.launch.open_hosts import open_hosts
 from nsysk3.launch.overhead import overhead, sentence
 from nsysk3.launch.parallel import apart
 from nsysk3.launch.plan import Plan, make_plan
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from nsysk3.launch.hosts import Host
 
 Say = Callable[[str], None]
+# Steps at which the capture is whole on the hosts and not here yet.
+CAPTURED = ("draining", "stopping", "collecting")
 
 
 def run_profile(
@@ -114,7 +116,13 @@ class _Run:
                         self.look_at(hosts, stop=preflight == "stop", show=show)
                     self.profile(hosts)
                 except BaseException as error:
+                    captured = journal.status in CAPTURED
                     journal.fail(error if not isinstance(error, KeyboardInterrupt) else self.interrupted())
+                    for node, host in zip(plan.nodes, hosts, strict=True):
+                        if not isinstance(error, Exception):  # whoever ends a run wants nothing of it
+                            host.keep_nothing()
+                        elif captured:
+                            keep_capture(node, host, self.out)
                     if self.presses.now:
                         for host in hosts:
                             host.close(now=True)
@@ -123,10 +131,22 @@ class _Run:
             journal.fail(self.interrupted())
             raise
         finally:
-            left = [line for host in opened for line in host.close()]  # they are closed: it only tells how that went
-            for line in left:
-                self.say(f"WARNING: could not be ended: {line}")
-            journal.cleaned(left)
+            try:
+                self.closed(opened)
+            except KeyboardInterrupt:  # just now: it is written down all the same
+                journal.fail(self.interrupted())
+                self.closed(opened)
+                raise
+
+    def closed(self, hosts: Sequence[Host]) -> None:
+        """Say and write down what is left on hosts that are closed."""
+        left = [line for host in hosts for line in host.close()]  # it only tells how that went
+        for line in left:
+            self.say(f"WARNING: could not be ended: {line}")
+        kept = [f"{host.name}:{path}" for host in hosts for path in host.kept]
+        for line in kept:
+            self.say(f"WARNING: kept, for it did not come: {line}; `nsysk3 cleanup {self.out}` removes it")
+        self.journal.cleaned(left, kept)
 
     def look_at(self, hosts: Sequence[Host], *, stop: bool, show: Callable[[Preflight], None] | None) -> None:
         found = apart(lambda: look(self.plan, hosts, say=self.say))
@@ -162,8 +182,11 @@ class _Run:
             how = "ended before it had written its report" if service.failure() else "was still writing when stopped"
             notes.append(f"nsys {how}")
         collected = collect(plan, hosts, self.out, self.say, expect_kernels=self.has_gpus)
-        service.snapshot("cleaned")
-        self.collected(collected, [*notes, *no_gpus])
+        try:
+            self.collected(collected, [*notes, *no_gpus])
+        finally:  # what could not be written for a full disk is told first
+            with suppress(NsysK3Error):
+                service.snapshot("cleaned")
         journal.step("exported")
         self.cost(hosts, record, window)
 
@@ -240,17 +263,7 @@ class _Run:
         for problem in problems:
             self.say(f"WARNING: {problem}")
         self.journal.update(reports=[node.record(self.out) for node in nodes], notes=[*notes, *problems])
-        if not any(node.report for node in nodes):
-            if why := next((node.no_room for node in nodes if node.no_room), None):
-                raise MissingToolError(f"{why}; the reports were made and are lost: make room here and run again")
-            advice = "the notes of run.json say what was seen of the window"
-            raise ServerFailedError(Failure("nsys-no-report", problems[0], advice), "no report came of this run")
-        ranks = {rank.world_rank for node in self.plan.nodes for rank in node.ranks}
-        if ranks == {rank for node in nodes for rank in node.missing}:
-            advice = "an nsys as new as the driver, around the one command that starts all ranks of a node, sees them"
-            raise ServerFailedError(
-                Failure("nsys-no-cuda", problems[0], advice), "no rank's GPU work is in the reports"
-            )
+        raise_if_useless(nodes, {rank.world_rank for node in self.plan.nodes for rank in node.ranks}, self.out)
 
     def cost(self, hosts: Sequence[Host], record: dict[str, Any], window: Window) -> None:
         """What the profiler cost, told and kept; runs the load on a plain server where that was asked for."""

@@ -255,6 +255,8 @@ class Service:
             self._follower.stop()
         for node, code in zip(self._started, codes, strict=True):
             node.code = node.code if node.code is not None else code
+            if node.unwritten:
+                self._say(f"WARNING: {node.log}: is not whole ({node.unwritten})")
         return [node.code for node in self._nodes]
 
     def _short_grace(self) -> float:

@@ -11,16 +11,21 @@ from rich.text import Text
 
 from nsysk3.compare.catalog import SCOPE_LABELS
 from nsysk3.compare.model import Comparison, Delta, Group, Row, Unit, Value
+from nsysk3.compare.samples import LAYERS
+from nsysk3.compare.verdict import decimals
 from nsysk3.report.text import clean
 from nsysk3.report.units import count, milliseconds, percent
 
 TITLES: dict[Group, str] = {
     "headline": "AllReduce per active rank",
     "forward": "Time of the same work",
+    "comm": "Communication",
     "allreduce": "Inside AllReduce",
+    "scatter": "ReduceScatter and AllGather (waiting included)",
     "p2p": "Pipeline Send/Recv (waiting included)",
     "stage": "Stage wait and bubble",
     "time": "Where the window went",
+    "launches": "Kernel launches",
     "apart": "NOT like for like across PP degrees",
 }
 # Runs in one table of a ladder, base included.
@@ -58,9 +63,13 @@ def grouped(comparison: Comparison) -> Iterator[tuple[Group, list[Row]]]:
     """Groups with the rows worth showing, in order.
 
     The first groups are shown per window and per forward; of the others only one row a metric, per forward where every
-    run has it.  A metric that is nothing on every run is left out.
+    run has it.  A metric that is nothing on every run is left out, and so is the bubble where no run has a pipeline:
+    there it is the idle time once more.
     """
+    staged = any(side.layout.pp != 1 for side in (comparison.base, *comparison.others))
     for group in TITLES:
+        if group == "stage" and not staged:
+            continue
         rows = [row for row in comparison.rows if row.group == group]
         if group not in ("headline", "forward"):
             rows = [row for row in rows if row == comparison.row(row.metric) and any(v.value for v in row.values)]
@@ -117,9 +126,15 @@ def caption(comparison: Comparison, group: Group, rows: Sequence[Row]) -> str | 
     said = [row.why_apart for row in rows if row.why_apart] + [clean(row.note) for row in rows if row.note]
     if any(value.low is not None and value.reason for row in rows for value in row.values):
         said.append("intervals from fewer than 8 ranks or forwards are rough")
-    for row in comparison.rows:
-        if row.group == group and all(value.value is None for value in row.values):
-            what = f"nothing {SCOPE_LABELS[row.scope]}" if row.scope != "window" else f"no {row.label}"
+    layered = [row.label for row in rows if row.samples == LAYERS and row.unit == "ns"]
+    if layered:
+        said.append(f"kernels that belong to a layer, no others: {', '.join(layered)}")
+    mine = [row for row in comparison.rows if row.group == group]
+    told = {row.scope for row in mine if any(value.value is not None for value in row.values)}
+    for row in mine:
+        if all(value.value is None for value in row.values):
+            all_of = row.scope != "window" and row.scope not in told
+            what = f"nothing {SCOPE_LABELS[row.scope]}" if all_of else f"no {row.label}{scope(row)}"
             said.append(f"{what}: {clean(row.values[0].reason or 'not measured')}")
     return "; ".join(dict.fromkeys(said)) or None
 
@@ -134,7 +149,7 @@ def number(value: float | None, unit: Unit) -> str:
     if value is None:
         return "-"
     if unit == "ns":
-        return f"{milliseconds(value, 1 if abs(value) >= 1e7 else 2)} ms"
+        return f"{milliseconds(value, decimals(value))} ms"
     if unit == "share":
         return f"{percent(value)} %"
     return count(value) if float(value).is_integer() or abs(value) >= 1000 else f"{value:,.3g}"

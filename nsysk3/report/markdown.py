@@ -15,7 +15,7 @@ from nsysk3.result import Result
 _SPECIAL = re.compile(r"([\\`*_\[\]#|~<&@$])")
 _ENTITIES = {"<": "&lt;", "&": "&amp;", "@": "@\u200b"}
 # Folded away: what only a reader with a question opens.
-_OPEN = ("headline", "forward", "apart")
+_OPEN = ("headline", "forward", "comm", "apart")
 
 
 def render_result(result: Result) -> str:

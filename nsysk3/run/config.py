@@ -163,6 +163,11 @@ class Analyze(_Section):
     rules: str | None = Field(default=None, description="File of kernel rules to try before the shipped ones.")
     layer_regex: str | None = Field(default=None, description="Finds layers in NVTX range names.")
     nccl_tests: list[str] = Field(default=[], description="Logs of nccl-tests on the same machines.")
+    workers: int = Field(default=1, ge=1, le=1024, description="Processes of this machine that read reports.")
+    scheduler: Name | None = Field(
+        default=None, description="Dask scheduler, tcp://host:port, whose workers read reports instead."
+    )
+    cache: bool = Field(default=False, description="Keep what is read of reports for the next analysis of the same.")
 
 
 class Report(_Section):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from nsysk3.errors import InputError
 from nsysk3.run.manifest import MANIFEST_NAME
+from nsysk3.run.remote import AnyPath
 
 EXPORT_SUFFIXES = (".sqlite", ".sqlite3", ".db")
 REPORT_SUFFIX = ".nsys-rep"
@@ -35,7 +35,7 @@ class Problem:
 class TraceInput:
     """One report to read: an export or an ``.nsys-rep``; ``host`` is the folder that named its node, if any."""
 
-    path: Path
+    path: AnyPath
     name: str
     host: str | None
 
@@ -46,10 +46,10 @@ class Inputs:
 
     traces: tuple[TraceInput, ...]
     problems: tuple[Problem, ...]
-    run_dir: Path | None
+    run_dir: AnyPath | None
 
 
-def find_inputs(paths: Sequence[Path]) -> Inputs:
+def find_inputs(paths: Sequence[AnyPath]) -> Inputs:
     """The traces under files, directories of exports, directories of bare files and run directories.
 
     A report and an export of it count once: the export is taken unless the report is newer.  Hidden files in a
@@ -79,7 +79,7 @@ def find_inputs(paths: Sequence[Path]) -> Inputs:
     return Inputs(_unique(traces), tuple(problems), run_dir)
 
 
-def is_export_dir(path: Path) -> bool:
+def is_export_dir(path: AnyPath) -> bool:
     """True for what ``nsys export -t parquetdir|arrowdir`` writes; runs and results hold parquet files too."""
     try:
         if not path.is_dir() or any((path / ours).is_file() for ours in (MANIFEST_NAME, "result.json")):
@@ -89,7 +89,7 @@ def is_export_dir(path: Path) -> bool:
         return False
 
 
-def _unusable(path: Path) -> str | None:
+def _unusable(path: AnyPath) -> str | None:
     """Why a path on the command line cannot be looked into, None when it can."""
     try:
         if not path.exists():
@@ -104,7 +104,7 @@ def _unusable(path: Path) -> str | None:
     return None
 
 
-def stem(path: Path) -> str:
+def stem(path: AnyPath) -> str:
     """Name of a trace without what tells its kind: the same for a report and every export of it."""
     name = path.name
     for suffix in (REPORT_SUFFIX, ".qdstrm", *EXPORT_SUFFIXES, "_pqtdir", "_arwdir"):
@@ -114,7 +114,7 @@ def stem(path: Path) -> str:
     return name.removesuffix(CACHE_MARK) or path.name
 
 
-def _in_directory(path: Path) -> tuple[list[TraceInput], list[Problem]]:
+def _in_directory(path: AnyPath) -> tuple[list[TraceInput], list[Problem]]:
     nodes = path / "nodes"
     folders = [path, *_subfolders(path), *_subfolders(nodes)]
     traces: list[TraceInput] = []
@@ -132,7 +132,7 @@ def _in_directory(path: Path) -> tuple[list[TraceInput], list[Problem]]:
     return traces, problems
 
 
-def _subfolders(path: Path) -> list[Path]:
+def _subfolders(path: AnyPath) -> list[AnyPath]:
     try:
         folders = [child for child in path.iterdir() if child.is_dir() and not child.name.startswith(".")]
     except OSError:
@@ -140,9 +140,9 @@ def _subfolders(path: Path) -> list[Path]:
     return sorted((f for f in folders if f.name not in _NOT_TRACES and not is_export_dir(f)), key=natural)
 
 
-def _chosen(children: Iterable[Path], *, named: bool = False) -> tuple[list[Path], list[Problem]]:
+def _chosen(children: Iterable[AnyPath], *, named: bool = False) -> tuple[list[AnyPath], list[Problem]]:
     """One path a trace, out of the reports and exports of one folder."""
-    by_stem: dict[str, list[Path]] = {}
+    by_stem: dict[str, list[AnyPath]] = {}
     problems: list[Problem] = []
     for child in children:
         if child.is_dir():
@@ -155,7 +155,7 @@ def _chosen(children: Iterable[Path], *, named: bool = False) -> tuple[list[Path
                 problems.append(Problem(str(child), "neither a file nor a link to one"))
         elif named:  # let the reader say what it is
             by_stem.setdefault(child.name, []).append(child)
-    found: list[Path] = []
+    found: list[AnyPath] = []
     for group in by_stem.values():
         best = _best(group)
         if best.name.lower().endswith(".qdstrm"):
@@ -171,7 +171,7 @@ def _chosen(children: Iterable[Path], *, named: bool = False) -> tuple[list[Path
     return found, problems
 
 
-def _best(group: list[Path]) -> Path:
+def _best(group: list[AnyPath]) -> AnyPath:
     reports = [path for path in group if path.name.lower().endswith(REPORT_SUFFIX)]
     exports = [path for path in group if path.is_dir() or path.suffix.lower() in EXPORT_SUFFIXES]
     exports = [path for path in exports if not (reports and (CACHE_MARK in path.name or _is_partial(path)))]
@@ -179,19 +179,19 @@ def _best(group: list[Path]) -> Path:
     return next(iter([*current, *reports, *exports, *group]))
 
 
-def _is_partial(path: Path) -> bool:
+def _is_partial(path: AnyPath) -> bool:
     """True for the export directory that one of NVIDIA's recipes leaves beside a report: the few tables it needed."""
     return path.is_dir() and not any(path.glob(f"{_META_TABLE}.*"))
 
 
-def natural(path: Path) -> list[tuple[int, int | str]]:
+def natural(path: AnyPath) -> list[tuple[int, int | str]]:
     """Sort key that puts node2 before node10."""
     return [(0, int(part)) if part.isdigit() else (1, part) for part in re.split(r"(\d+)", path.name) if part]
 
 
 def _unique(traces: list[TraceInput]) -> tuple[TraceInput, ...]:
     """Each file once, each name once."""
-    seen: set[Path] = set()
+    seen: set[AnyPath] = set()
     kept: list[TraceInput] = []
     for trace in traces:
         real = trace.path.resolve()

@@ -10,8 +10,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from nsysk3.errors import InputError
 from nsysk3.run.files import write_text
+from nsysk3.run.remote import AnyPath
 
 MANIFEST_NAME = "run.json"
+_SAID_NAME = "server_info.json"
+# What a server decides by itself where nobody asked, and which a comparison must know.
+_SAID = ("moe_runner_backend", "moe_a2a_backend", "attention_backend", "disable_radix_cache", "mem_fraction_static")
 
 # How far a run got, in order, then how it can end.  docs/launching.md says what each means.
 Status = Literal[
@@ -98,6 +102,10 @@ class Manifest(BaseModel):
     server: dict[str, Any] = Field(
         default_factory=dict, description="What was asked of it: arguments, environment, model, image; no secret."
     )
+    server_said: dict[str, Any] = Field(
+        default_factory=dict,
+        description="What the server said it runs, of server_info.json beside it: backends, memory.",
+    )
     load: dict[str, Any] = Field(
         default_factory=dict, description="Lengths, concurrency, requests, seed, client; SGLang's names."
     )
@@ -110,19 +118,30 @@ class Manifest(BaseModel):
     notes: list[str] | None = Field(default=None, description="What a reader of the run should know, a line each.")
 
 
-def read_manifest(run_dir: Path) -> Manifest | None:
+def read_manifest(run_dir: AnyPath) -> Manifest | None:
     """The manifest of a run directory, None where there is none.  Raises InputError when it cannot be understood."""
     path = run_dir / MANIFEST_NAME
     if not path.is_file():
         return None
     try:
-        return Manifest.model_validate(json.loads(path.read_text("utf-8")))
+        manifest = Manifest.model_validate(json.loads(path.read_text("utf-8")))
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise InputError(f"{path}: not a readable JSON manifest ({error})") from error
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         raise InputError(f"{path}: {where}: {first['msg']}") from error
+    return manifest.model_copy(update={"server_said": _said(run_dir) | manifest.server_said})
+
+
+def _said(run_dir: AnyPath) -> dict[str, Any]:
+    """What the running server said of itself; nothing where it was not kept or cannot be read."""
+    try:
+        info = json.loads((run_dir / _SAID_NAME).read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+    values = info if isinstance(info, dict) else {}
+    return {name: values[name] for name in _SAID if isinstance(values.get(name), str | int | float)}
 
 
 def write_manifest(run_dir: Path, manifest: Manifest) -> None:

@@ -16,7 +16,7 @@ def _lines(job: Job) -> Iterator[str]:
     from nsysk3.launch.plan import shell_lines
 
     matrix, load = job.matrix, job.plans[0].settings.load
-    kept = {row.key for row in job.folder.results() if row.status == "done"}
+    kept = job.folder.done()
     yield f"# {job.record.run_id}: {len(matrix.layouts)} layouts, results in {job.folder.path}"
     yield (
         f"# each at {', '.join(f'C={each}' for each in matrix.concurrency)}, {matrix.repeats} repeats of "

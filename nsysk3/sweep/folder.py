@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import math
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -139,6 +141,18 @@ class Folder:
         """The rows of summary.csv, none where there is no such file."""
         return _read(self.path / SUMMARY, Point)
 
+    def unproven(self) -> dict[tuple[int, int, int, int, int], str]:
+        """Repeats that are done but whose JSON line nobody can look at any more, by key: which file, and why not."""
+        found = {}
+        for row in self.results():
+            if row.status == DONE and row.raw and (why := _unread(self.path / row.raw)):
+                found[row.key] = f"{row.raw} {why}"
+        return found
+
+    def done(self) -> set[tuple[int, int, int, int, int]]:
+        """Keys of the repeats that need not be measured any more: they count, and their JSON line is there."""
+        return {row.key for row in self.results() if row.status == DONE} - self.unproven().keys()
+
     def keep_results(self, rows: Iterable[Repeat]) -> None:
         """Put rows in place of those of the same repeats, in the matrix' order, and write the file anew."""
         kept = {row.key: row for row in self.results()} | {row.key: row for row in rows}
@@ -147,6 +161,19 @@ class Folder:
     def write_summary(self, points: Sequence[Point]) -> None:
         """Write summary.csv anew."""
         _write(self.path / SUMMARY, Point, points)
+
+
+def _unread(path: Path) -> str | None:
+    """Why a JSON line is none, None where it is whole."""
+    try:
+        with path.open("rb") as file:
+            line = file.readline().strip()
+    except OSError as error:
+        return "is gone" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
+    with suppress(ValueError):
+        if isinstance(json.loads(line), dict):
+            return None
+    return "is no JSON line" if line else "is empty"
 
 
 def _write(path: Path, kind: type[Any], rows: Sequence[Any]) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from nsysk3.errors import InputError
+from nsysk3.run.closest import closest
 from nsysk3.run.files import replacing
 from nsysk3.sweep.folder import RESULTS, SUMMARY, Folder, Point, Repeat
 from nsysk3.sweep.memory import AFTER
@@ -104,6 +105,18 @@ def check_merge(ours: Record, other: Sweep, accept: Sequence[str] = ()) -> Merge
         folder=name, run_id=other.record.run_id, same=same, not_known=unknown,
         accepted=[different[item] for item in accept if item in different],
     )  # fmt: skip
+
+
+def check_accepted(accept: Sequence[str], ours: Record, others: Sequence[Sweep]) -> None:
+    """Raises InputError for what was to be accepted and is no item of these sweeps, or where there is no baseline."""
+    if accept and not others:
+        raise InputError(f"--accept {accept[0]}: there is no baseline that could differ; give --baseline DIR")
+    known = sorted({name for record in (ours, *(each.record for each in others)) for name in items_of(record)})
+    for name in accept:
+        if name not in known:
+            meant = closest(name, known)
+            hint = f"did you mean {meant!r}? " if meant else ""
+            raise InputError(f"--accept {name}: no such item; {hint}Items: {', '.join(known)}")
 
 
 def merged(own: Sweep, others: Sequence[Sweep], accept: Sequence[str] = ()) -> Sweep:

@@ -245,7 +245,7 @@ def _last(text: str) -> str:
 @contextmanager
 def on_hosts(settings: Settings, names: Sequence[str], run_id: str) -> Iterator[dict[str, Host]]:
     """Connections to the hosts by name, ended with everything on them."""
-    from nsysk3.launch.hosts import open_hosts
+    from nsysk3.launch.open_hosts import open_hosts
 
     with open_hosts(settings, run_id, names) as opened:
         yield dict(zip(names, opened, strict=True))

@@ -18,7 +18,8 @@ from nsysk3.run.config import Settings
 from nsysk3.sweep.folder import DONE, Folder
 from nsysk3.sweep.job import Job, now
 from nsysk3.sweep.matrix import Layout, Matrix
-from nsysk3.sweep.merge import changes, check_merge, keep_baseline, read_sweep
+from nsysk3.sweep.merge import BASELINES, changes, check_accepted, check_merge, keep_baseline, read_sweep
+from nsysk3.sweep.nccl_table import NCCL_CSV
 from nsysk3.sweep.record import LayoutRecord, Record, flat_settings, make_room, read_record
 from nsysk3.sweep.request import Request
 
@@ -83,8 +84,8 @@ def prepare(
     folder = Folder(path)
     settings = sweep_settings(settings)
     before = read_record(folder)
-    if before is None and path.is_dir() and any(each.name != "baselines" for each in path.iterdir()):
-        raise InputError(f"{path}: holds something else than a sweep; give another --out")
+    if before is None and (strange := _strange(path)):
+        raise InputError(f"{path}: holds something else than a sweep ({strange}); give another --out")
     if before is not None and not resume:
         raise InputError(f"{path}: holds a sweep already; --resume takes it up, another --out starts a new one")
     run_id = before.run_id if before and before.run_id else started
@@ -97,6 +98,7 @@ def prepare(
     if before:
         _refuse_changes(folder, before, record, layouts)
     others = [read_sweep(baseline) for baseline in wanted.baselines]
+    check_accepted(wanted.accept, record, others)
     for other in others:
         found = check_merge(record, other, wanted.accept)
         record.accepted = list(dict.fromkeys([*record.accepted, *wanted.accept]))
@@ -107,6 +109,15 @@ def prepare(
         keep_baseline(folder, other)
     killed = [start.run_id for each in earlier for start in each.starts if start.status == "running" and start.run_id]
     return Job(folder, record, matrix, plans, say, tuple(killed))
+
+
+def _strange(path: Path) -> str | None:
+    """Something in a folder that no sweep begins with, and neither nccl-bench nor a sweep that never started left."""
+    for each in sorted(path.iterdir()) if path.is_dir() else ():
+        ours = each.name in (BASELINES, NCCL_CSV) or each.match("nccl_*.log")
+        if not ours and not (each.is_dir() and not any(each.iterdir())):
+            return each.name
+    return None
 
 
 def _record(settings: Settings, matrix: Matrix, run_id: str, before: Record | None) -> Record:

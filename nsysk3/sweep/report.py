@@ -11,13 +11,27 @@ from nsysk3.sweep.merge import Sweep
 from nsysk3.sweep.nccl_table import NCCL_CSV, domain_table, read_csv
 from nsysk3.sweep.tables import TextTable, verdict
 
+# Files named in a sentence.
+SHOWN = 3
+
 
 def find_in(sweep: Sweep) -> tuple[Findings, list[TextTable]]:
     """The findings, and further tables that lie in the folder.  Raises InputError where no repeat counts."""
     if not sweep.points:
         raise InputError(f"{sweep.folder.path}: no repeat of this sweep counts; its metadata/sweep.json says why")
     rows = read_csv(sweep.folder.path / NCCL_CSV)
-    return find(sweep.points, sweep.record, sweep.repeats), [domain_table(rows)] if rows else []
+    record = sweep.record.model_copy(update={"notes": [*sweep.record.notes, *_unproven(sweep)]})
+    return find(sweep.points, record, sweep.repeats), [domain_table(rows)] if rows else []
+
+
+def _unproven(sweep: Sweep) -> list[str]:
+    """Repeats of this folder whose row nobody can check any more; a baseline's copy never has its JSON lines."""
+    lost = list(sweep.folder.unproven().values())
+    if not lost:
+        return []
+    shown = "; ".join(lost[:SHOWN]) + (f"; and {len(lost) - SHOWN} more" if len(lost) > SHOWN else "")
+    count = "1 row" if len(lost) == 1 else f"{len(lost)} rows"
+    return [f"{count} of results.csv cannot be checked any more: {shown}; nsysk3 sweep --resume measures that again"]
 
 
 def to_json(sweep: Sweep) -> str:

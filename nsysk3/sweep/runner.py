@@ -7,7 +7,6 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from nsysk3.sweep.folder import DONE
 from nsysk3.sweep.job import Job
 from nsysk3.sweep.matrix import Layout
 from nsysk3.sweep.serve import LayoutRun
@@ -62,8 +61,11 @@ def _end(job: Job, run_id: str) -> None:
 
 def _run_layout(job: Job, layout: Layout, plan: Plan, presses: Presses) -> list[str]:
     """What is left of one layout; its failure, if any."""
-    kept = {row.key for row in job.folder.results() if row.status == DONE}
+    kept, unproven = job.folder.done(), job.folder.unproven()
     cells = [cell for cell in job.matrix.cells(layout) if cell.key not in kept]
+    for cell in cells:
+        if why := unproven.get(cell.key):
+            job.say(f"{layout.label}: {why}: C={cell.concurrency} repeat {cell.repeat} is measured again")
     if not cells:
         job.say(f"{layout.label}: all its repeats are there")
         return []

@@ -86,7 +86,7 @@ class LayoutRun:
 
     def _serve(self, cells: Sequence[Cell]) -> None:
         """Everything that needs the hosts; when it returns or raises, nothing of the service is left on them."""
-        from nsysk3.launch.hosts import open_hosts
+        from nsysk3.launch.open_hosts import open_hosts
 
         for text in self.plan.warnings:
             self.say(f"warning: {text}")

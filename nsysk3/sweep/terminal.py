@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import IO
 
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -16,6 +17,8 @@ from nsysk3.sweep.record import Record
 from nsysk3.sweep.tables import TextTable, all_tables, headline, lists, verdict
 
 WIDTH = 100
+# Words of a cell that can go over several lines: fewer are a number with its unit.
+WORDY = 4
 _LONGEST = 2000
 
 
@@ -42,16 +45,39 @@ def print_report(findings: Findings, record: Record, out: Console, more: Sequenc
 
 
 def print_table(table: TextTable, out: Console) -> None:
-    """One table with its notes; cells are never cut, for half a number is a wrong number."""
+    """One table with its notes; cells are never cut, for half a number is a wrong number.
+
+    Where it is too wide, the wordiest column goes over several lines.
+    """
     out.print(Text(clean(table.title), style="bold"))
     shown = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for place, column in enumerate(table.columns):
         shown.add_column(Text(clean(column)), justify="right" if place else "left", no_wrap=True)
     for row in table.rows:
         shown.add_row(*(Text(clean(cell)) for cell in row))
-    needed = out.measure(shown, options=out.options.update(max_width=10_000)).maximum
-    shown.width = max(needed, 1) if needed > out.width else None
+    if (over := _needed(shown, out) - out.width) > 0:
+        _narrow(shown, table, over)
+        shown.width = _needed(shown, out)
     out.print(shown, crop=False)
     for note in table.notes:
         out.print(Text(clean(note, _LONGEST)))
     out.print()
+
+
+def _needed(shown: Table, out: Console) -> int:
+    """Columns of the terminal that a table takes."""
+    return max(out.measure(shown, options=out.options.update(max_width=10_000)).maximum, 1)
+
+
+def _narrow(shown: Table, table: TextTable, over: int) -> None:
+    """Let the column with the most words in a cell go over several lines, between words, where that is a text."""
+    columns = [[clean(cell) for cell in cells] for cells in zip(*table.rows, strict=True)]
+    words = [max((len(cell.split()) for cell in cells), default=0) for cells in columns]
+    if max(words, default=0) < WORDY:
+        return
+    place = words.index(max(words))
+    cells = [clean(table.columns[place]), *columns[place]]
+    longest = max(cell_len(word) for cell in cells for word in cell.split())
+    column = shown.columns[place]
+    column.no_wrap, column.justify = False, "left"
+    column.width = max(longest, max(map(cell_len, cells)) - over)

@@ -19,10 +19,8 @@ import polars as pl
 from nsysk3.errors import InputError
 from nsysk3.run.inputs import natural
 from nsysk3.run.manifest import Manifest
-from nsysk3.trace.report import Report, pid_of
+from nsysk3.trace.facts import Known, ReportFacts
 
-RANK_MARKER = r"^nsysk3\.rank "
-_TITLE = re.compile(r"sglang::scheduler(?:_\w+?\d+)*")
 _FILE_RANK = re.compile(r"rank[_-]?(\d+)", re.IGNORECASE)
 _MAP_KEYS = ("report", "host", "pid", "device", "world_rank", "pp", "tp", "ep")
 _GLOBAL_RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "PALS_RANKID", "SLURM_PROCID")
@@ -46,13 +44,11 @@ class Rank:
     source: str = "inferred"
 
 
-# What a source knows of a rank: some of world, pp, tp, ep.
-Known = dict[str, int]
 Source = Callable[[Rank], Known | None]
 
 
 def identify(
-    reports: Sequence[Report],
+    reports: Sequence[ReportFacts],
     places: Sequence[Rank],
     *,
     manifest: Manifest | None = None,
@@ -177,29 +173,8 @@ def _from_manifest(manifest: Manifest | None) -> Source:
     return look
 
 
-def _from_marker(reports: Sequence[Report]) -> Source:
-    """``nsysk3.rank world=3 pp=1 tp=1 ep=1``, a mark or range that nsysk3's plugin and workload put in the trace."""
-    marks: dict[tuple[int, int], Known] = {}
-    for index, report in enumerate(reports):
-        ids = report.strings_like(RANK_MARKER)
-        rows = report.source.read("NVTX_EVENTS", ("globalTid", "textId"), only={"textId": ids}) if ids else None
-        texts = dict(report.strings.iter_rows())
-        for tid, text in rows.drop_nulls().iter_rows() if rows is not None else ():
-            marks[(index, (tid >> 24) & 0xFFFFFF)] = _pairs(texts[text])
-        for tid, text in _plain_marks(report).iter_rows():
-            marks[(index, (tid >> 24) & 0xFFFFFF)] = _pairs(text)
-    return lambda place: marks.get((place.report, place.pid or -1))
-
-
-def _plain_marks(report: Report) -> pl.DataFrame:
-    """Marks (eventType 34) whose text is not registered; the plugin marks, so ranges need not be searched."""
-    rows = report.source.read("NVTX_EVENTS", ("globalTid",), texts=("text",), only={"eventType": [34]})
-    rows = rows.drop_nulls("globalTid")
-    return rows.filter(pl.col("text").str.contains(RANK_MARKER))
-
-
-def _pairs(text: str) -> Known:
-    return {key: int(value) for key, value in re.findall(r"\b(world|pp|tp|ep)=(\d+)", text)}
+def _from_marker(reports: Sequence[ReportFacts]) -> Source:
+    return lambda place: reports[place.report].marks.get(place.pid or -1)
 
 
 def _from_nccl(inits: pl.DataFrame | None, places: int) -> Source:
@@ -218,22 +193,16 @@ def _from_nccl(inits: pl.DataFrame | None, places: int) -> Source:
     return look
 
 
-def _from_mpi(reports: Sequence[Report]) -> Source:
-    known: dict[tuple[int, int], int] = {}
-    for index, report in enumerate(reports):
-        rows = report.source.read("MPI_RANKS", ("globalTid", "rank")).drop_nulls()
-        for pid, rank in rows.select(pid_of(pl.col("globalTid")), "rank").iter_rows():
-            known[(index, pid)] = rank
-    return lambda place: {"world": known[key]} if (key := (place.report, place.pid or -1)) in known else None
+def _from_mpi(reports: Sequence[ReportFacts]) -> Source:
+    def look(place: Rank) -> Known | None:
+        rank = reports[place.report].mpi.get(place.pid or -1)
+        return None if rank is None else {"world": rank}
+
+    return look
 
 
-def _from_title(reports: Sequence[Report]) -> Source:
-    known: dict[tuple[int, int], Known] = {}
-    for index, report in enumerate(reports):
-        for pid, title in report.processes.iter_rows():
-            if _TITLE.match(title) and (labels := re.findall(r"_(PP|TP|EP)(\d+)", title)):
-                known[(index, pid)] = {key.lower(): int(value) for key, value in labels}
-    return lambda place: known.get((place.report, place.pid or -1))
+def _from_title(reports: Sequence[ReportFacts]) -> Source:
+    return lambda place: reports[place.report].titles.get(place.pid or -1)
 
 
 def _alone(places: Sequence[Rank]) -> set[int]:
@@ -244,11 +213,11 @@ def _alone(places: Sequence[Rank]) -> set[int]:
     return {report for report, count in counts.items() if count == 1}
 
 
-def _from_environment(reports: Sequence[Report], places: Sequence[Rank]) -> Source:
+def _from_environment(reports: Sequence[ReportFacts], places: Sequence[Rank]) -> Source:
     alone = _alone(places)
 
     def look(place: Rank) -> Known | None:
-        environment = reports[place.report].rank_environment if place.report in alone else {}
+        environment = reports[place.report].environment if place.report in alone else {}
         for name in _GLOBAL_RANK_VARIABLES:
             if environment.get(name, "").isdigit():
                 return {"world": int(environment[name])}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from nsysk3.compare.model import Comparability, Comparison, Delta, Row
@@ -13,6 +14,7 @@ from nsysk3.report.draw.bars import NARROW, WIDE
 from nsysk3.report.draw.forest import Change, forest
 from nsysk3.report.text import clean, duration, shown
 
+_FIRST = ("headline", "forward", "comm")
 _KINDS = {"ns": "ms3", "share": "share", "count": "number"}
 _LONG_NS = 1e7
 
@@ -32,13 +34,14 @@ def verdict(comparison: Comparison, texts: Catalogue) -> Section:
 
 
 def headline(comparison: Comparison, texts: Catalogue) -> Section:
-    """The user's own table, and the time of the same work."""
+    """The user's own table, the time of the same work, and communication where it compares like with like."""
     found = dict(grouped(comparison))
-    return make_section(
-        texts,
-        "headline",
-        *(_group(comparison, texts, group, found[group]) for group in ("headline", "forward") if group in found),
+    section = make_section(
+        texts, "headline", *(_group(comparison, texts, group, found[group]) for group in _FIRST if group in found)
     )
+    # That a deeper pipeline has fewer layers on a rank explains nothing where no run is deeper.
+    same = all(pair.same_layout for pair in comparison.comparability)
+    return replace(section, lede=texts("section.headline.lede_same")) if same else section
 
 
 def comparable(comparison: Comparison, texts: Catalogue) -> Section:
@@ -81,7 +84,7 @@ def _facts(pair: Comparability, texts: Catalogue) -> Raw:
 
 def changes(comparison: Comparison, texts: Catalogue) -> Section:
     """Every like-for-like change with its interval on one axis, then the tables behind."""
-    groups = [(group, rows) for group, rows in grouped(comparison) if group not in ("headline", "forward", "apart")]
+    groups = [(group, rows) for group, rows in grouped(comparison) if group not in (*_FIRST, "apart")]
     blocks: list[Block | None] = [_forest(comparison, texts)]
     blocks += [_group(comparison, texts, group, rows) for group, rows in groups]
     return make_section(texts, "changes", *blocks)
@@ -151,6 +154,8 @@ def _term(metric: str) -> str | None:
         ("overlap", "overlap"), ("window", "window"), ("forward", "forward"), ("p2p_transfer", "wait_transfer"),
         ("p2p", "p2p"), ("wait_", "wait_transfer"), ("stage_", "stage_wait"), ("bubble", "bubble"),
         ("compute", "compute"), ("fused", "fused"), ("exposed", "exposed"), ("idle", "idle"), ("comm", "communication"),
+        ("reduce_scatter", "scatter"), ("all_gather", "scatter"), ("kernel", "kernel_count"),
+        ("layer_kernel", "kernel_count"),
     ):  # fmt: skip
         if metric.startswith(start):
             return term
@@ -159,8 +164,9 @@ def _term(metric: str) -> str | None:
 
 def _forest(comparison: Comparison, texts: Catalogue) -> Figure | None:
     drawn, listed = [], []
+    metrics = list(dict.fromkeys(row.metric for group, rows in grouped(comparison) if group != "apart" for row in rows))
     for i, other in enumerate(comparison.others):
-        for metric in dict.fromkeys(row.metric for row in comparison.rows if row.group != "apart"):
+        for metric in metrics:
             row = comparison.row(metric)
             # Shares change in points, which have no place on an axis of relative change.
             if (

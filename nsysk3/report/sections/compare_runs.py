@@ -55,12 +55,15 @@ def budgets(runs: Runs, texts: Catalogue) -> Section:
 
 
 def collectives(runs: Runs, texts: Catalogue) -> Section:
-    """The AllReduce durations of every run on one axis."""
+    """The AllReduce durations of every run on one axis, and in the table all collectives."""
     curves, legend, listed = [], [], []
     for number, (label, view) in enumerate(runs[:_CURVES]):
         every = view.table("collectives")
         mine = every.filter(pl.col("op") == "allreduce") if every.height else every
-        listed += [{**row, "run": label} for row in view.rows("collective_summary") if row["op"] == "allreduce"]
+        listed += [
+            {**row, "run": label, "op": texts.get(f"role.{row['op']}", row["op"])}
+            for row in view.rows("collective_summary")
+        ]
         if mine.is_empty():
             legend.append(Legend(f"c{number}", f"{label}: {texts('section.collectives.absent')}"))
             continue
@@ -78,7 +81,7 @@ def collectives(runs: Runs, texts: Catalogue) -> Section:
     alt = texts("fig.ecdf.alt")
     wide, narrow = (ecdf(curves, alt, texts("fig.ecdf.axis"), width=width) for width in (WIDE, NARROW))
     columns = (
-        Column("run", "text"), Column("communicator", "code"), Column("kind", "text", "kinds"),
+        Column("run", "text"), Column("communicator", "code"), Column("op", "text"), Column("kind", "text", "kinds"),
         Column("ranks", "count"), Column("instances", "count"),
         Column("duration_p50_ns", "ms3", "allreduce"), Column("duration_p95_ns", "ms3"),
         Column("total_ns", "ms"), Column("wait_ns", "ms", "wait_transfer"),

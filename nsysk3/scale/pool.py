@@ -1,0 +1,135 @@
+"""Several processes of this machine."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+from nsysk3.errors import MissingToolError
+from nsysk3.scale.crew import Team
+from nsysk3.scale.shelf import Shelf
+from nsysk3.scale.work import Done, work
+
+_THREADS = "POLARS_MAX_THREADS"
+_READY = "ready"
+
+
+@dataclass
+class _Member:
+    process: BaseProcess
+    line: Connection
+    report: int | None = None
+    ready: bool = False
+
+
+class Pool(Team):
+    """``count`` processes that share one scratch folder; polars' threads are shared out among them."""
+
+    shared = True
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self._count = count
+        self._folder = Path(tempfile.mkdtemp(prefix="nsysk3-scratch-"))
+        self._members: dict[str, _Member] = {}
+
+    def begin(self) -> None:
+        """See Crew."""
+        super().begin()
+        for place in self._folder.iterdir():
+            shutil.rmtree(place, ignore_errors=True)
+
+    def members(self) -> Sequence[str]:
+        """See Team; the dead are replaced."""
+        for number in range(self._count):
+            if str(number) not in self._members:
+                self._members[str(number)] = self._started()
+        return list(self._members)
+
+    def give(self, member: str, report: int, number: int, calls: Sequence[bytes]) -> None:
+        """See Team."""
+        each = self._members[member]
+        each.report = report
+        with suppress(OSError):  # dead: its sentinel says so
+            each.line.send((str(self._folder), report, number, list(calls)))
+
+    def answered(self) -> Iterator[tuple[str, int, Done | None]]:
+        """See Team."""
+        lines = {each.line: name for name, each in self._members.items()}
+        for line in wait(list(lines), timeout=1):
+            name = lines[line]  # type: ignore[index]
+            each = self._members[name]
+            done: Done | str | None = None
+            with suppress(EOFError, OSError):
+                done = each.line.recv()
+            if isinstance(done, BaseException):
+                raise done
+            if done == _READY:
+                each.ready = True
+                continue
+            report, each.report = each.report, None
+            if not isinstance(done, Done):
+                self._members.pop(name)
+                each.process.join()
+                if not each.ready and each.process.exitcode == 1:  # an exception, and no signal
+                    raise MissingToolError(
+                        "a worker process could not start; a script that asks for workers must do so under "
+                        "`if __name__ == '__main__':`"
+                    )
+            if report is not None:
+                yield name, report, done if isinstance(done, Done) else None
+
+    def close(self) -> None:
+        """See Crew."""
+        for each in self._members.values():
+            each.process.terminate()
+        for each in self._members.values():
+            each.process.join(5)
+            if each.process.is_alive():
+                each.process.kill()
+                each.process.join()
+            each.line.close()
+        self._members.clear()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _started(self) -> _Member:
+        # Not forked: polars has threads.  The number of its threads is fixed when it is imported.
+        context = multiprocessing.get_context("spawn")
+        ours, theirs = context.Pipe()
+        process = context.Process(target=_serve, args=(theirs,), daemon=True)
+        before = os.environ.get(_THREADS)
+        try:
+            os.environ[_THREADS] = before or str(max(1, (os.cpu_count() or 1) // self._count))
+            process.start()
+        finally:
+            if before is None:
+                os.environ.pop(_THREADS, None)
+        theirs.close()
+        return _Member(process, ours)
+
+
+def _serve(line: Connection) -> None:
+    """The worker: steps as they are asked for, until the other side is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # so that an nsys under way is ended too
+    line.send(_READY)
+    with suppress(EOFError, OSError):
+        while True:
+            folder, report, number, calls = line.recv()
+            answer: Any
+            try:
+                answer = work(Shelf(Path(folder)), report, number, calls)
+            except Exception as error:  # a bug of ours: raised where it is seen
+                answer = error
+            line.send(answer)
