@@ -11,7 +11,7 @@ from nsysk3.sweep.findings import Findings, as_printed
 from nsysk3.sweep.folder import Point
 from nsysk3.sweep.matrix import Layout
 from nsysk3.sweep.record import Record
-from nsysk3.sweep.tables import TextTable, all_tables, change, lists, measured, rate, seconds, verdict
+from nsysk3.sweep.tables import TextTable, all_tables, change, lists, measured, over_words, rate, seconds, verdict
 
 if TYPE_CHECKING:
     from nsysk3.report.blocks import Block, Figure, Section, Table
@@ -133,11 +133,13 @@ def _ladder(
     top = max((part.value for row in rows for part in row.parts), default=1.0)
     alt = f"{title}: a bar for each layout and concurrency. The table below has the numbers."
     wide, narrow = (bars(rows, alt, width=width, top=top, unit=unit) for width in (WIDE, NARROW))
-    legend = [Legend("b-compute", "measured")]
-    if findings.knee.layout:
-        legend.append(Legend("good", "the knee" if findings.knee.kind == "knee" else "the fastest"))
-    if findings.knee.over:
-        legend.append(Legend("bad", "over the knee"))
+    words = {
+        "b-compute": "measured",
+        "good": "the knee" if findings.knee.kind == "knee" else "the fastest",
+        "bad": over_words(findings),
+    }
+    drawn = {_swatch(rung.point.layout, findings) for rung in findings.rungs}
+    legend = [Legend(swatch, text) for swatch, text in words.items() if swatch in drawn]
     behind = replace(table, id=f"{identity}-{table.id}")
     return Figure(identity, title, alt, wide, narrow, behind, tuple(legend))
 

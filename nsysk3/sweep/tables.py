@@ -157,12 +157,17 @@ def verdict(findings: Findings) -> list[str]:
     ]
     said += [f"{text}." for text in knee.why]
     if knee.over:
-        said.append(f"Over the knee: {', '.join(layout.label for layout in knee.over)}.")
+        said.append(f"{over_words(findings).capitalize()}: {', '.join(layout.label for layout in knee.over)}.")
     if knee.recommended:
         said.append(f"Recommended: {knee.recommended.label} ({'; '.join(knee.recommended_why)}).")
     if knee.fallback:
         said.append(f"Fallback: {knee.fallback.label} ({'; '.join(knee.fallback_why)}).")
     return said
+
+
+def over_words(findings: Findings) -> str:
+    """What deeper layouts are that lose: over the knee, where there is one."""
+    return "over the knee" if findings.knee.kind == "knee" else "deeper and slower"
 
 
 def three(layout: Layout) -> str:
