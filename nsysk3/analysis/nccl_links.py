@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
 from nsysk3.analysis.nesting import innermost
 from nsysk3.analysis.rows import laid_over
+
+Ints = NDArray[np.int64]
 
 LINK_SCHEMA = {
     "nccl_op": pl.String,
@@ -49,11 +52,14 @@ def link_nccl(events: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
 
 
 def _grouped(calls: pl.DataFrame) -> pl.DataFrame:
-    """Calls with ``group``: a number shared by the calls of one outermost ncclGroupStart..End, else null."""
+    """Calls with ``group``: a number shared by the calls of one outermost ncclGroupStart..End, else null.
+
+    ``crossed``: calls whose ranges contradict each other, so that they describe no launch.
+    """
     calls = calls.sort("report", "tid", "start", "end", descending=[False, False, False, True])
     parts = [_group_thread(part) for part in calls.partition_by("report", "tid")]
     if not parts:
-        return calls.with_columns(pl.lit(None, pl.Int64).alias("group"))
+        return calls.with_columns(pl.lit(None, pl.Int64).alias("group"), pl.lit(False).alias("crossed"))
     offset = 0
     numbered = []
     for part in parts:
@@ -66,17 +72,39 @@ def _group_thread(calls: pl.DataFrame) -> pl.DataFrame:
     opens = (calls["op"] == "ncclGroupStart").to_numpy()
     closes = (calls["op"] == "ncclGroupEnd").to_numpy()
     depth = np.cumsum(opens.astype(np.int64) - closes)
-    # A capture that began inside a group shows an end without a start: that group is not whole, and is not counted.
+    # An end without its start (the capture began inside a group, or the start was lost): that group is not counted.
     lowest = np.minimum.accumulate(np.minimum(depth, 0))
     stray = closes & (np.diff(lowest, prepend=0) < 0)
     depth = depth - lowest
+    # Nor is one whose end is missing, which would swallow all that follow.
+    depth = depth - np.minimum.accumulate(depth[::-1])[::-1]
     group = np.cumsum(opens & (depth == 1))
     member = ((depth > 0) | closes) & ~stray & (group > 0)
-    return calls.with_columns(pl.Series("group", np.where(member, group, -1), pl.Int64).replace(-1, None))
+    group = np.where(member, group, -1)
+    crossed = _crossed(calls["start"].to_numpy(), calls["end"].to_numpy())
+    crossed |= (group >= 0) & np.isin(group, group[crossed])
+    return calls.with_columns(
+        pl.Series("group", group, pl.Int64).replace(-1, None), pl.Series("crossed", crossed, pl.Boolean)
+    )
+
+
+def _crossed(start: Ints, end: Ints) -> NDArray[np.bool_]:
+    """Calls that overlap another of their thread without lying in it, and those between the two.
+
+    A thread is in one call at a time: nobody can tell what such a record is of, and a launch in it is of neither.
+    """
+    latest = np.maximum.accumulate(end)
+    before = np.concatenate(([np.iinfo(np.int64).min], latest[:-1]))
+    odd = np.flatnonzero((start < before) & (end > before))
+    crossed = np.zeros(len(start), np.bool_)
+    for at in odd:
+        crossed[np.searchsorted(latest, before[at]) : at + 1] = True
+    return crossed
 
 
 def _described(calls: pl.DataFrame) -> pl.DataFrame:
     """One row a call that can hold a launch: LINK_SCHEMA, with ncclGroupEnd described by the calls of its group."""
+    calls = calls.filter(~pl.col("crossed"))
     is_send, is_recv = pl.col("op") == "ncclSend", pl.col("op") == "ncclRecv"
     works = calls.filter(~pl.col("op").is_in(["ncclGroupStart", "ncclGroupEnd"]))
     groups = works.filter(pl.col("group").is_not_null() & _moves_data()).group_by("group").agg(

@@ -10,20 +10,13 @@ from numpy.typing import NDArray
 
 from nsysk3.analysis.clocks import Clocks, Observations
 from nsysk3.analysis.collectives import matched_ends, observe_ends
+from nsysk3.analysis.message_order import ACTIVATION_BYTES, LONG_NS, SCATTER_NS, in_order
 from nsysk3.analysis.sequences import estimate_shift, nearest
 
 Ints = NDArray[np.int64]
 
-# A message this small is a result (sampled tokens), one this large an activation; NCCL buffers the small ones, so their
-# ends need not coincide.
+# A message this small is a result (sampled tokens).
 RESULT_BYTES = 64 * 1024
-ACTIVATION_BYTES = 1024 * 1024
-# Without bytes: a hand-over that takes both sides this long moves real data.
-_LONG_NS = 50_000
-_SCATTER_NS = 200_000
-_MAX_SKIP = 64
-# Pairs of one channel that may break causality before the order alone is no longer believed.
-_TOLERATED = 0.02
 
 
 def sides(comm: pl.DataFrame, ranks: pl.DataFrame) -> pl.DataFrame:
@@ -60,9 +53,10 @@ def _halves(kernels: pl.DataFrame) -> pl.DataFrame:
     recvs = kernels.filter(pl.col("n_recvs") > 0).select(
         *common, pl.lit(False).alias("send"), pl.col("recv_bytes").alias("bytes")
     )
-    unknown = kernels.filter(pl.col("n_sends").is_null()).select(
-        *common, pl.lit(None, pl.Boolean).alias("send"), pl.lit(None, pl.Int64).alias("bytes")
-    )
+    # A kernel without its call goes the way of those on its stream, when these all go one way.
+    gives, takes = ((pl.col(name) > 0).max().over("rank", "stream") for name in ("n_sends", "n_recvs"))
+    unknown = kernels.with_columns(pl.when(gives != takes).then(gives).alias("send"))
+    unknown = unknown.filter(pl.col("n_sends").is_null()).select(*common, "send", pl.lit(None, pl.Int64).alias("bytes"))
     return pl.concat([sends, recvs, unknown]).sort("rank", "end", "event")
 
 
@@ -140,7 +134,7 @@ def _ends_together(a: Ints, b: Ints, one_clock: bool) -> float:
         if shift is None:
             return 0.0
         delta = shift.delta_ns
-    met = float((nearest(a + delta, b, _SCATTER_NS) >= 0).sum()) / min(len(a), len(b))
+    met = float((nearest(a + delta, b, SCATTER_NS) >= 0).sum()) / min(len(a), len(b))
     return met if met >= 0.5 else 0.0
 
 
@@ -191,7 +185,7 @@ def _is_large(part: pl.DataFrame) -> bool:
     size, middle = part["bytes"][0], part["dur"].median()
     if size is not None:
         return bool(size >= ACTIVATION_BYTES)
-    return isinstance(middle, float) and middle > _LONG_NS
+    return isinstance(middle, float) and middle > LONG_NS
 
 
 def _causal(sends: pl.DataFrame, recvs: pl.DataFrame) -> Observations | None:
@@ -205,7 +199,7 @@ def _causal(sends: pl.DataFrame, recvs: pl.DataFrame) -> Observations | None:
 def _moments(ends: Sequence[Ints]) -> Ints:
     """Ends of all channels as moments: the ranks of a stage hand over together."""
     every = np.sort(np.concatenate([np.empty(0, np.int64), *ends]))
-    first: Ints = every[np.diff(every, prepend=-(2**62)) > _SCATTER_NS]
+    first: Ints = every[np.diff(every, prepend=-(2**62)) > SCATTER_NS]
     return first
 
 
@@ -213,8 +207,9 @@ def match_p2p(halves: pl.DataFrame, clocks: Clocks) -> pl.DataFrame:
     """One row a pair: the columns of p2p.parquet, with ``send_event`` and ``recv_event``.
 
     Messages of one channel arrive in order.  The offset between the two orders (captures start at different messages)
-    is the one at which ends coincide without a receive ending before its send began; where kernels were lost the ends
-    that coincide split the channel, and between them only equal counts are paired.
+    is the one at which ends coincide without a receive ending before its send began; where that leaves pairs whose
+    times contradict each other (a kernel was lost, or its call), the ends that coincide split the channel, between them
+    only equal counts are paired, and what still does not agree stays without a partner.
     """
     report = halves["report"].to_numpy()
     table = halves.with_columns(
@@ -230,65 +225,11 @@ def match_p2p(halves: pl.DataFrame, clocks: Clocks) -> pl.DataFrame:
         doubt = float(clocks.between[sends["report"][0], recvs["report"][0]])
         if not np.isfinite(doubt):
             continue
-        mine, theirs = _in_order(sends, recvs, int(doubt))
+        mine, theirs = in_order(sends, recvs, int(doubt))
         if len(mine):
             pairs.append(_paired(sends[mine], recvs[theirs], int(doubt)))
     table = pl.concat(pairs)
     return _kinds(table).sort("src_rank", "dst_rank", "send_start_utc_ns", "recv_start_utc_ns")
-
-
-def _in_order(sends: pl.DataFrame, recvs: pl.DataFrame, doubt: int) -> tuple[Ints, Ints]:
-    """Indices of the sends and receives that belong together."""
-    start, sent, got = sends["s"].to_numpy(), sends["e"].to_numpy(), recvs["e"].to_numpy()
-    low, high = -min(len(got) - 1, _MAX_SKIP), min(len(sent) - 1, _MAX_SKIP)
-    best: tuple[float, float, int] | None = None
-    for skip in range(low, high + 1):
-        first, count = max(skip, 0), min(len(sent) - max(skip, 0), len(got) - max(-skip, 0))
-        s = slice(first, first + count)
-        r = slice(max(-skip, 0), max(-skip, 0) + count)
-        broken = float((got[r] + doubt + 1_000 < start[s]).mean())
-        apart = float(np.median(np.abs(got[r] - sent[s])))
-        missing = (len(sent) - count) + (len(got) - count)
-        # An offset must not be bought by leaving most messages out.
-        cost = (round(broken, 2), apart * (1 + 4 * missing / (count + missing)), skip)
-        if best is None or cost[:2] < best[:2]:
-            best = cost
-    assert best is not None
-    skip = best[2]
-    count = min(len(sent) - max(skip, 0), len(got) - max(-skip, 0))
-    mine = np.arange(count) + max(skip, 0)
-    theirs = np.arange(count) + max(-skip, 0)
-    causal = got[theirs] + doubt + 1_000 >= start[mine]
-    apart_each = np.abs(got[theirs] - sent[mine])
-    spacing = float(np.median(np.diff(sent))) if len(sent) > 1 else np.inf
-    far = apart_each > np.median(apart_each) + max(spacing / 2, _SCATTER_NS)
-    # Small messages are buffered, so distance proves nothing against them; nor does it where the kernels of both
-    # directions share one sequence and none is missing.
-    size = sends["bytes"][0]
-    complete = len(sent) == len(got)
-    telling = not complete if size is None else size >= ACTIVATION_BYTES
-    if size is None and complete:
-        return mine, theirs
-    odd = ~causal | (far & telling)
-    if odd.mean() <= _TOLERATED:
-        return mine[causal], theirs[causal]
-    return _around_anchors(start, sent, got, doubt)
-
-
-def _around_anchors(start: Ints, sent: Ints, got: Ints, doubt: int) -> tuple[Ints, Ints]:
-    at = nearest(sent, got, _SCATTER_NS + doubt)
-    anchors = np.flatnonzero(at >= 0)
-    mine, theirs = [anchors], [at[anchors]]
-    edges = np.concatenate(([-1], anchors, [len(sent)]))
-    other = np.concatenate(([-1], at[anchors], [len(got)]))
-    equal = (np.diff(edges) == np.diff(other)) & (np.diff(edges) > 1)
-    for gap in np.flatnonzero(equal):
-        mine.append(np.arange(edges[gap] + 1, edges[gap + 1]))
-        theirs.append(np.arange(other[gap] + 1, other[gap + 1]))
-    m, t = np.concatenate(mine), np.concatenate(theirs)
-    causal = got[t] + doubt + 1_000 >= start[m]
-    order = np.argsort(m[causal], kind="stable")
-    return m[causal][order], t[causal][order]
 
 
 def _paired(sends: pl.DataFrame, recvs: pl.DataFrame, doubt: int) -> pl.DataFrame:
@@ -337,7 +278,7 @@ def _kinds(pairs: pl.DataFrame) -> pl.DataFrame:
         pl.when(pl.col("bytes") >= ACTIVATION_BYTES).then(pl.lit("activation"))
         .when(pl.col("bytes") <= RESULT_BYTES).then(pl.lit("result"))
         .when(pl.col("bytes").is_not_null()).then(pl.lit("other"))
-        .when(both >= _LONG_NS).then(pl.lit("activation"))
+        .when(both >= LONG_NS).then(pl.lit("activation"))
         .otherwise(pl.lit("result"))
     )  # fmt: skip
     return pairs.with_columns(kind.alias("kind"))

@@ -42,9 +42,9 @@ class Batch:
 
 def message_batches(
     source: int, target: int, forward: int, sizes: tuple[int, int], send: list[tuple[Floats, Floats]],
-    recv: list[tuple[Floats, Floats]], posted: Floats, instance: Ints, purpose: str,
+    recv: list[tuple[Floats, Floats]], offered: Floats, posted: Floats, instance: Ints, purpose: str,
 ) -> list[Batch]:  # fmt: skip
-    """Both sides of one hand-over as batches."""
+    """Both sides of one hand-over as batches; ``offered``, ``posted``: when the first send and receive are launched."""
     (s0, s1), (r0, r1) = (
         [np.rint(np.stack(side, axis=1)).astype(np.int64) for side in zip(*half, strict=True)] for half in (send, recv)
     )
@@ -54,10 +54,10 @@ def message_batches(
         columns([Slot("sendrecv", 0, 0, stream, role=P2P, purpose=purpose, bytes=size) for size in sizes])
         for stream in (NEXT_STREAM, PREVIOUS_STREAM)
     ]
-    first_send = s0[:, :1] - (API_NS + LATENCY_NS)
-    send_launch = np.concatenate([first_send, np.minimum(first_send + 60_000, s0[:, 1:] - API_NS - LATENCY_NS)], axis=1)
-    recv_launch = np.rint(posted).astype(np.int64)[:, None] + np.array([0, 60_000])
-    recv_launch[:, 1] = np.minimum(recv_launch[:, 1], r0[:, 1] - API_NS - LATENCY_NS)
+    send_launch, recv_launch = (
+        np.stack([first, np.minimum(first + 60_000, start[:, 1] - API_NS - LATENCY_NS)], axis=1)
+        for first, start in ((np.rint(offered).astype(np.int64), s0), (np.rint(posted).astype(np.int64), r0))
+    )
     return [
         Batch(source, forward, slots[0], s0, s1, send_launch, send_wait, instance, peer=target, sends=True),
         Batch(target, forward, slots[1], r0, r1, recv_launch, recv_wait, instance, peer=source),

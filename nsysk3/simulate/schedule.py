@@ -4,7 +4,7 @@ A stage's forward is one stream of kernels.  Ranks of a TP group meet at every c
 work lets it, the last one starts the transfer, and all end together but for a few microseconds.  Between stages every
 rank sends its slice to its counterpart; a receive is posted when the rank's previous forward is done and spins until
 the sender has sent, a send spins until the receive is there.  The last stage's result (8 bytes) goes back to the first,
-which may be only so many micro-batches ahead of it.
+which may be only so many micro-batches ahead of it.  A rank's host is one thread: it makes one call after the other.
 """
 
 from __future__ import annotations
@@ -44,14 +44,21 @@ _POSTED_AFTER_NS = 250_000
 _SMALL_TRANSFER_NS = 4_000
 # With the overlap scheduler (PP1) the host launches the next forward this long before the GPU is free.
 _AHEAD_NS = 20_000_000
+# The range around a forward outlasts its last launch by the first; an NCCL group opens before its launch by the second.
+_RANGE_TAIL_NS, _GROUP_LEAD_NS = 40_000, 10_000
 
 
 @dataclass
 class _Stage:
-    """Where a stage's ranks are: when stream, host and send stream are free, and the send that nobody took yet."""
+    """Where a stage's ranks are: when stream, host and send stream are free, and the send that nobody took yet.
+
+    ``host``: when the forward's launches are made, which decides what comes next; ``called``: when the last call of
+    any kind returns, before which the thread can make no other.
+    """
 
     free: Floats
     host: Floats
+    called: Floats
     sending: Floats
     forward_end: Floats
     reductions: int = 0
@@ -77,7 +84,9 @@ class Schedule:
         config = self.config
         begin = float(config.idle_before_ns)
         zero = np.full(config.tp, begin)
-        self.stages = [_Stage(zero.copy(), zero.copy(), zero.copy(), zero.copy()) for _ in range(config.pp)]
+        self.stages = [
+            _Stage(zero.copy(), zero.copy(), zero.copy(), zero.copy(), zero.copy()) for _ in range(config.pp)
+        ]
         self.result_free = zero.copy()
         for forward in range(config.forwards):
             for stage in range(config.pp):
@@ -109,7 +118,7 @@ class Schedule:
         back = self.returned.pop(forward - self.config.window_of_results, None)
         if back is not None:
             host = np.maximum(host, back + 100_000)
-        return state.free, host + self._jitter(40_000)
+        return state.free, _after_calls(state, host + self._jitter(40_000))
 
     def _forward(self, stage: int, forward: int, ready: Floats, host: Floats) -> Batch:
         """One micro-batch on one stage; the only place where compute gets its times."""
@@ -143,6 +152,7 @@ class Schedule:
         launched = behind_queue(launch, start, slots.host_ns)
         state.free = state.forward_end = base
         state.host = launched[:, -1] + API_NS
+        state.called = state.host + _RANGE_TAIL_NS
         return Batch(stage, forward, slots, begun, done, np.rint(launched).astype(np.int64), wait,
                      self._instances(state, slots), body=True)  # fmt: skip
 
@@ -184,9 +194,11 @@ class Schedule:
         speed = config.machine.local_bytes_per_ns if local else config.machine.wire_bytes_per_ns
         # The receiver learns of the message when the sender's host has launched its forward.
         posted = np.maximum(np.maximum(state.free, sender.host + 50_000) + _POSTED_AFTER_NS, state.host + 100_000)
-        posted = posted + self._jitter(60_000)
+        posted = _after_calls(state, posted + self._jitter(60_000))
         taken = posted + API_NS + LATENCY_NS
-        given = np.maximum(sender.forward_end + 20_000, sender.sending + 2_000)
+        # A send is launched behind one that still spins, and begins when that one is done.
+        offered = _after_calls(sender, sender.forward_end + 20_000 - API_NS - LATENCY_NS)
+        given = np.maximum(offered + API_NS + LATENCY_NS, sender.sending + 2_000)
         send, recv = [], []
         for size in sizes:
             moved = np.maximum(given, taken) + config.machine.latency_ns + size / speed
@@ -197,7 +209,8 @@ class Schedule:
         sender.sending = send[-1][1]
         instance = sender.messages + np.arange(2)
         sender.messages += 2
-        batches = message_batches(stage - 1, stage, forward, sizes, send, recv, posted, instance, "activation")
+        batches = message_batches(stage - 1, stage, forward, sizes, send, recv, offered, posted, instance, "activation")
+        sender.called, state.called = ((batch.launch[:, -1] + API_NS).astype(np.float64) for batch in batches)
         ready = recv[-1][1]
         host = posted + 220_000
         if config.tp > 1:
@@ -227,10 +240,11 @@ class Schedule:
     def _send_result(self, forward: int) -> Batch:
         """The last stage sends the sampled token to the first; so small that it need not wait for the receive."""
         state = self.stages[-1]
-        given = state.forward_end + 30_000
+        launch = _after_calls(state, state.forward_end + 30_000 - API_NS - LATENCY_NS)
+        given = launch + API_NS + LATENCY_NS
         self.sent[forward] = np.rint(given)
         done = given + _SMALL_TRANSFER_NS + 2_000
-        launch = given - API_NS - LATENCY_NS
+        state.called = launch + API_NS
         slots = columns([Slot("sendrecv", 0, 0, RESULT_STREAM, role=P2P, purpose="result", bytes=RESULT_BYTES)])
         begun, ended, launched = (np.rint(x).astype(np.int64)[:, None] for x in (given, done, launch))
         state.free = np.maximum(state.free, done)
@@ -244,6 +258,8 @@ class Schedule:
         state = self.stages[0]
         # With nothing left to launch the host waits for each result before it asks for the next.
         posted = np.maximum(state.free, self.result_free) + 300_000 if drain else state.host + 60_000
+        posted = _after_calls(state, posted)
+        state.called = posted + API_NS
         taken = np.maximum(posted + API_NS + LATENCY_NS, self.result_free + 2_000)
         sent = self.sent.pop(forward)
         done = np.maximum(taken, sent) + _SMALL_TRANSFER_NS + self._jitter(1_000)
@@ -258,6 +274,11 @@ class Schedule:
     def _same_host(self, one: int, other: int) -> bool:
         size = self.config.gpus_per_node
         return one * self.config.tp // size == other * self.config.tp // size
+
+
+def _after_calls(state: _Stage, wanted: Floats) -> Floats:
+    """When the hosts of a stage make a call that they want to make then: not before their last one has returned."""
+    return np.maximum(wanted, state.called + _GROUP_LEAD_NS)
 
 
 _COPIES = columns(
