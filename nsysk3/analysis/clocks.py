@@ -14,6 +14,8 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from nsysk3.analysis.sequences import MAX_DRIFT
+
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
@@ -146,6 +148,8 @@ def _line(x: Floats, y: Floats) -> tuple[float, float, float]:
         slope = float((weight * (x - middle - mean_x) * (y - mean_y)).sum() / variance) if variance > 0 else 0.0
         centre = float(mean_y - slope * mean_x)
         weight = 1 / np.maximum(np.abs(y - centre - slope * (x - middle)), 1_000.0)
+    if abs(slope) > MAX_DRIFT:  # no clock does that: instances were matched wrongly, and say little of the offset
+        return level, 0.0, float(np.ptp(y)) / 2
     left = 1.4826 * float(np.median(np.abs(y - centre - slope * (x - middle))))
     slope_error = 2 * 1.2533 * left / (np.sqrt(len(x)) * max(float(np.std(x)), 1.0))
     if abs(slope) < slope_error or abs(slope) * span < max(left, 2_000.0):

@@ -23,7 +23,7 @@ _HELD = 0.6
 # A pile must stand out: the spread at the true shift is this much smaller than the time between events.
 _DISTINCT = 0.25
 # Clocks of two hosts run apart by no more than this.
-_MAX_DRIFT = 2e-4
+MAX_DRIFT = 2e-4
 
 
 class Shift(NamedTuple):
@@ -80,7 +80,7 @@ def _settled(differences: Ints, moments: Ints) -> Shift:
     slope = 0.0
     if late.any() and not late.all():
         rise = np.median(differences[late]) - np.median(differences[~late])
-        slope = float(np.clip(rise / (np.median(when[late]) - np.median(when[~late])), -_MAX_DRIFT, _MAX_DRIFT))
+        slope = float(np.clip(rise / (np.median(when[late]) - np.median(when[~late])), -MAX_DRIFT, MAX_DRIFT))
     centre = float(np.median(differences))
     left = differences - centre - slope * when
     return Shift(round(centre), round(float(np.median(np.abs(left - np.median(left))))))
