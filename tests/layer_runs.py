@@ -12,10 +12,10 @@ from pathlib import Path
 
 import numpy as np
 import polars as pl
+from layered import Layers, attribute_layers
 
 from nsysk3.analysis.attribution import NO_NVTX
 from nsysk3.analysis.forwards import forward_table
-from nsysk3.analysis.layer_attribution import LayerAttribution, attribute_layers
 from nsysk3.analysis.roles import assign_roles
 from nsysk3.classify import RuleSet
 from nsysk3.trace.load import Run, load
@@ -34,7 +34,7 @@ class Layered:
 
     run: Run
     ranks: pl.DataFrame
-    found: LayerAttribution
+    found: Layers
 
     @property
     def events(self) -> pl.DataFrame:

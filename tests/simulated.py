@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 import polars as pl
+from layered import attribute_layers
 
 from nsysk3.analysis.allreduce_kinds import collective_kinds
 from nsysk3.analysis.analyze import analyze
 from nsysk3.analysis.cross import CrossRank, cross_rank
-from nsysk3.analysis.layer_attribution import attribute_layers
 from nsysk3.analysis.roles import assign_roles
 from nsysk3.classify import COMM_ROLES, RuleSet
 from nsysk3.result import Result

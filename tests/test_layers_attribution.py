@@ -14,6 +14,7 @@ from exports import ALLREDUCE, GEMM, SENDRECV, Export
 from hypothesis import given
 from hypothesis import strategies as st
 from layer_runs import PP2, SGLANG_PP2, SGLANG_TP2, TP2, attributed, real
+from layered import attribute_by_ranges
 
 from nsysk3.analysis.attribution import (
     BETWEEN,
@@ -22,7 +23,6 @@ from nsysk3.analysis.attribution import (
     NO_NVTX,
     OTHER_THREAD,
     OUTSIDE,
-    attribute_by_ranges,
 )
 from nsysk3.analysis.forward_ranges import forward_ranges
 from nsysk3.analysis.layers import attributed_shares, unattributed_reasons

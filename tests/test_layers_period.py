@@ -26,10 +26,11 @@ from layer_runs import (
     without_layers,
     without_nvtx,
 )
+from layered import attribute_by_period
 
 from nsysk3.analysis.attribution import NO_PERIOD, OUTSIDE_PERIOD
 from nsysk3.analysis.layers import attributed_shares
-from nsysk3.analysis.period import MIN_CONFIDENCE, attribute_by_period
+from nsysk3.analysis.period import MIN_CONFIDENCE
 
 
 @pytest.mark.parametrize(

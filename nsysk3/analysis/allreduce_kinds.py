@@ -45,7 +45,7 @@ def moe_layers(events: pl.DataFrame) -> pl.DataFrame:
 def collective_kinds(events: pl.DataFrame) -> pl.DataFrame:
     """Events, in their order, with ``collective_kind`` and ``kind_source``; both null on all other events.
 
-    ``events`` have layers (attribute_layers).  The first of these that tells decides, and ``kind_source`` names it:
+    ``events`` have layers.  The first of these that tells decides, and ``kind_source`` names it:
 
     * ``range``: the module that launched it.  SGLang launches the attention's AllReduce inside the layer but between
       the modules ``self_attn`` and ``mlp``, and a dense layer's at the start of the next layer.

@@ -25,10 +25,10 @@ REASONS = pl.Enum(
 LAYER_SOURCES = pl.Enum(["nvtx", "graph order", "period"])
 
 
-def attribute_by_ranges(
+def launched_in(
     events: pl.DataFrame, ranks: pl.DataFrame, marked: pl.DataFrame, host_forwards: pl.DataFrame
 ) -> pl.DataFrame:
-    """Events, in their order, with ``layer``, ``module``, ``forward``, ``host_forward``, ``layer_source``, ``reason``.
+    """Events, in their order, with ``layer``, ``module``, ``host_forward``, ``layer_source``, ``reason``.
 
     ``events`` need rank, report, tid, api_start, graph_node, kind and role; ``marked`` is of one stack (main_stack)
     and ``host_forwards`` are its forward_ranges.
@@ -36,18 +36,10 @@ def attribute_by_ranges(
     * ``layer`` (Int32): the innermost layer range that held the launch, on the launching thread.  Ranges run ahead of
       the GPU, so those open while a kernel ran say nothing.
     * ``module`` (Categorical): the path inside the layer, or the model's module outside one.
-    * ``host_forward``: row of ``host_forwards``; ``forward`` (Int32): its number, see _numbers.
+    * ``host_forward``: row of ``host_forwards``; how those are numbered depends on all reports, see with_numbers.
     * ``reason``: why ``layer`` is null, never null there.  The kernels of a CUDA graph replay share one launch, which
       says nothing about their layers.
     """
-    found = launched_in(events, ranks, marked, host_forwards)
-    return with_numbers(found, host_forwards, told_apart(host_forwards))
-
-
-def launched_in(
-    events: pl.DataFrame, ranks: pl.DataFrame, marked: pl.DataFrame, host_forwards: pl.DataFrame
-) -> pl.DataFrame:
-    """attribute_by_ranges of one report, without ``forward``: how that is numbered depends on all reports."""
     replayed = pl.col("graph_node").is_not_null() | (pl.col("kind") == "graph")
     found = events.hstack(_found(events, marked, host_forwards))
     found = found.with_columns(pl.when(~replayed).then(name).alias(name) for name in ("layer", "module"))
@@ -58,7 +50,7 @@ def launched_in(
 
 
 def with_numbers(found: pl.DataFrame, host_forwards: pl.DataFrame, markers: bool) -> pl.DataFrame:
-    """``launched_in``'s events with ``forward``; ``markers``: told_apart of the whole run."""
+    """``launched_in``'s events with ``forward`` (Int32), see _numbers; ``markers``: told_apart of the whole run."""
     keys, run = runs(found.select("rank", "host_forward"))
     numbers = _numbers(keys, host_forwards, markers)
     forward = keys.join(numbers, on=["rank", "host_forward"], how="left", maintain_order="left")["forward"]

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
-from platformdirs import user_cache_dir
 
 from nsysk3 import __version__
+from nsysk3.run.files import cache_folder, unfinished_beside
 from nsysk3.scale import wire
 from nsysk3.scale.shelf import State
 
@@ -89,14 +89,13 @@ def keep(key: str, state: State, answer: Any) -> None:
 
 
 def _folder() -> Path:
-    return Path(os.environ.get("NSYSK3_CACHE") or user_cache_dir("nsysk3")) / "events"
+    return cache_folder() / "events"
 
 
 def _files(source: Path) -> Iterator[Path]:
     """The export, and what a writer that did not finish left beside it."""
     yield from sorted(source.iterdir()) if source.is_dir() else [source]
-    beside = (source.with_name(source.name + kind) for kind in ("-wal", "-journal"))
-    yield from (file for file in beside if file.exists())
+    yield from unfinished_beside(source)
 
 
 def _digest(file: Path) -> str:

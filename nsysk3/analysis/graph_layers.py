@@ -37,7 +37,7 @@ def attribute_graphs(
 ) -> pl.DataFrame:
     """Fill in ``layer``, ``module``, ``layer_source`` and ``reason`` of graph kernels where their nodes can be placed.
 
-    ``events`` are attribute_by_ranges's, ``captured`` captured_nodes's.  A node belongs to the layer range that was
+    ``events`` are those of launched_in, ``captured`` captured_nodes's.  A node belongs to the layer range that was
     open when it was captured, if the capture is in the trace.  Otherwise a graph's nodes, in node order, are lined up
     by kernel name with the eager forwards of the same rank that have layers; a graph that does not line up keeps the
     reason ``graph replay``.  All replays of a graph have the same nodes, so one is placed for all.

@@ -2,71 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import polars as pl
 
-from nsysk3.analysis.attribution import attribute_by_ranges
-from nsysk3.analysis.forward_ranges import forward_ranges
-from nsysk3.analysis.graph_layers import attribute_graphs, captured_nodes
 from nsysk3.analysis.layer_names import parse_names
-from nsysk3.analysis.marked_ranges import main_stack, mark_ranges
-from nsysk3.analysis.period import attribute_by_period
-from nsysk3.analysis.sp_collectives import add_calls, sp_calls
+from nsysk3.analysis.marked_ranges import mark_ranges
+from nsysk3.analysis.sp_collectives import sp_calls
 from nsysk3.trace.nvtx import read_nvtx
 from nsysk3.trace.report import Report
 
 SP_MARK = "k3."
-
-
-@dataclass(frozen=True)
-class LayerAttribution:
-    """What launched each event.
-
-    ``events``: as given, with ``layer``, ``module``, ``forward``, ``host_forward``, ``layer_source`` and ``reason``.
-    ``marked`` and ``host_forwards``: the ranges they come from (host times, UTC ns).  ``fits``: how well the period
-    fits on ranks without NVTX layers.  ``sp_calls``: what marks say of SP collectives.  ``notes``: what a reader of the
-    layers should know.
-    """
-
-    events: pl.DataFrame
-    marked: pl.DataFrame
-    host_forwards: pl.DataFrame
-    fits: pl.DataFrame
-    sp_calls: pl.DataFrame
-    notes: tuple[str, ...]
-
-
-def attribute_layers(
-    events: pl.DataFrame,
-    ranks: pl.DataFrame,
-    reports: Sequence[Report],
-    *,
-    layer_regex: str | None = None,
-    progress: Callable[[str], None] | None = None,
-) -> LayerAttribution:
-    """Give events their layer, module and forward.
-
-    ``events`` are assign_roles's on the reports' own clocks, not yet aligned: they are compared with the ranges of
-    their report.  ``ranks`` need report, pid and pp_rank (null where the stage is unknown).  Raises InputError for a
-    ``layer_regex`` that cannot be used.
-    """
-    ranges = []
-    for index, report in enumerate(reports):
-        if progress:
-            progress(f"reading the ranges of {report.name} ({index + 1}/{len(reports)})")
-        ranges.append(report_ranges(report, layer_regex, index))
-    marked = main_stack(pl.concat(each.marked for each in ranges))
-    host_forwards = forward_ranges(marked)
-    found = attribute_by_ranges(events, ranks, marked, host_forwards)
-    if events["graph_node"].null_count() < events.height:
-        found = attribute_graphs(found, ranks, marked, captured_nodes(reports))
-    found, fits = attribute_by_period(found, ranks)
-    notes = layer_notes(ranges, unplaced_graphs(found), fits)
-    return LayerAttribution(
-        found, marked, host_forwards, notes[1], add_calls([each.calls for each in ranges]), notes[0]
-    )
 
 
 @dataclass(frozen=True)

@@ -32,25 +32,14 @@ _ATTENTION = {"KDA": 1, "KDA_CONV": 1, "MLA_ATTN": 2}
 _ONCE = ("EMBED", "SAMPLING")
 
 
-def attribute_by_period(events: pl.DataFrame, ranks: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Fill in layers and forwards of the ranks without NVTX layers; returns (events, fits).
-
-    ``events`` are those of attribute_by_ranges.  ``fits`` (FIT_SCHEMA), a row a rank tried: how many ``forwards`` and
-    ``layers`` a forward; ``confidence`` and ``confidence_kernels``, the share of kernel time (and of kernels) that
-    lies in a layer and recurs in that layer of the other forwards, pipeline sends and receives left out;
-    ``first_layer``, what was added to make layer numbers global, null where the stages are unknown and they count from
-    0 on each rank; ``reason`` why there are no layers.  Below MIN_CONFIDENCE nothing is filled in.
-    """
-    found, fits = fit_ranks(events)
-    fits = with_first_layers(fits, ranks, bool((events["role"] == "p2p").any()))
-    return with_period(events, found, fits), fits
-
-
 def fit_ranks(events: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Try every rank without NVTX layers alone.
+    """Try every rank without NVTX layers alone; ``events`` are those of launched_in.
 
     Returns (``row``, ``layer`` counted from 0 on its rank and ``forward`` of what lies in a layer, fits without
-    first_layer).
+    first_layer).  Fits (FIT_SCHEMA) have a row a rank tried: how many ``forwards`` and ``layers`` a forward;
+    ``confidence`` and ``confidence_kernels``, the share of kernel time (and of kernels) that lies in a layer and recurs
+    in that layer of the other forwards, pipeline sends and receives left out; ``reason`` why there are no layers.
+    Below MIN_CONFIDENCE nothing is filled in.
     """
     is_kernel = pl.col("kind") == "kernel"
     tried = events.select(pl.col("rank").filter((pl.col("reason") == NO_NVTX) & is_kernel).unique()).to_series()

@@ -13,11 +13,10 @@ from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
-from platformdirs import user_cache_dir
-
 from nsysk3.doctor.lines import HERE, Line, State
 from nsysk3.launch import probe
 from nsysk3.launch.checks import GIB
+from nsysk3.run.files import cache_folder
 
 # What analyze and its reports are: each imports all that it needs.
 _OURS = ("nsysk3.trace.load", "nsysk3.analysis.analyze", "nsysk3.compare", "nsysk3.report.html")
@@ -146,7 +145,7 @@ def _memory() -> Line:
 
 def _room() -> Iterator[Line]:
     """Where results and exports go."""
-    cache = os.environ.get("NSYSK3_CACHE") or user_cache_dir("nsysk3")
+    cache = str(cache_folder())
     for name, folder, setting in (("this folder", str(Path.cwd()), "--out"), ("cache", cache, "NSYSK3_CACHE")):
         found = probe.answer({"disk": folder})["disk"]
         if "error" in found:

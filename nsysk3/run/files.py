@@ -1,4 +1,4 @@
-"""Write files so that nothing is lost: beside and renamed, and never over what is being read."""
+"""Files: where they are kept, and written so that nothing is lost: beside and renamed, never over what is read."""
 
 from __future__ import annotations
 
@@ -8,7 +8,20 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from platformdirs import user_cache_dir
+
 from nsysk3.errors import InputError, MissingToolError
+
+
+def cache_folder() -> Path:
+    """What can be made again is kept here: $NSYSK3_CACHE, else the platform's folder for that."""
+    return Path(os.environ.get("NSYSK3_CACHE") or user_cache_dir("nsysk3"))
+
+
+def unfinished_beside(export: Path) -> list[Path]:
+    """What a writer of SQLite that did not finish left beside an export."""
+    beside = (export.with_name(export.name + kind) for kind in ("-wal", "-journal"))
+    return [file for file in beside if file.is_file()]
 
 
 @contextmanager

@@ -69,12 +69,12 @@ def _marks(report: Report) -> dict[int, Known]:
     ids = report.strings_like(RANK_MARKER)
     rows = report.source.read("NVTX_EVENTS", ("globalTid", "textId"), only={"textId": ids}) if ids else None
     texts = dict(report.strings.filter(pl.col("id").is_in(ids)).iter_rows())
-    marks = {}
-    for tid, text in rows.drop_nulls().iter_rows() if rows is not None else ():
-        marks[(tid >> 24) & 0xFFFFFF] = _pairs(texts[text])
-    for tid, text in _plain_marks(report).iter_rows():
-        marks[(tid >> 24) & 0xFFFFFF] = _pairs(text)
-    return marks
+    marks: dict[int, Known] = {}
+    if rows is not None:
+        named = rows.drop_nulls().select(pid_of(pl.col("globalTid")), "textId")
+        marks = {pid: _pairs(texts[text]) for pid, text in named.iter_rows()}
+    plain = _plain_marks(report).select(pid_of(pl.col("globalTid")), "text")
+    return marks | {pid: _pairs(text) for pid, text in plain.iter_rows()}
 
 
 def _plain_marks(report: Report) -> pl.DataFrame:

@@ -11,6 +11,7 @@ import numpy as np
 import polars as pl
 
 from nsysk3.errors import InputError
+from nsysk3.run.files import unfinished_beside
 from nsysk3.run.inputs import REPORT_SUFFIX
 from nsysk3.trace.events import GpuEvents, read_gpu_events
 from nsysk3.trace.facts import ReportFacts, facts_of
@@ -174,8 +175,8 @@ def _notes(report: Report, events: pl.DataFrame, dropped: int) -> list[str]:
     found += [
         f"{report.name}: {beside.name} lies beside the file, left by a writer that did not finish; it was not merged, "
         "so rows may be missing or half changed: export the report again"
-        for beside in (report.path.with_name(report.path.name + kind) for kind in ("-wal", "-journal"))
-        if beside.is_file() and beside.stat().st_size
+        for beside in unfinished_beside(report.path)
+        if beside.stat().st_size
     ]
     if events["api_end"].null_count() == events.height:
         found.append(f"{report.name}: no CUDA API calls in the export, so idle time is not told apart by late launches")
