@@ -1,57 +1,101 @@
-"""The shape of SGLang's path on Hopper: score, mix and norm as launches of their own, the bank read twice."""
+"""What one would run without these kernels: NCCL, PyTorch's symmetric memory, and launches of their own."""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as functional
-import triton
-import triton.language as tl
+import torch.distributed as dist
+import torch.distributed._symmetric_memory as symmetric
+from ops_gemm import gemm_inputs
+from ops_harness import EPS, Bench, H, bf16, errors
+from ops_separate import attn_res_separately
 
-from nsysk3.ops.cuda import HIDDEN
-
-
-@triton.jit
-def _score(prefix, bank, cw, out, rows, stride_m, stride_b, eps, H: tl.constexpr, B: tl.constexpr):  # noqa: ANN001, ANN202, N803
-    t = tl.program_id(0).to(tl.int64)
-    j = tl.program_id(1)
-    squares = 0.0
-    product = 0.0
-    for h in tl.static_range(0, H, B):
-        o = h + tl.arange(0, B)
-        if j < rows:
-            v = tl.load(bank + t * stride_m + j * stride_b + o).to(tl.float32)
-        else:
-            v = tl.load(prefix + t * H + o).to(tl.float32)
-        squares += tl.sum(v * v)
-        product += tl.sum(v * tl.load(cw + o))
-    tl.store(out + t * 16 + j, product / tl.sqrt(squares / H + eps))
+from nsysk3.ops import cuda
 
 
-@triton.jit
-def _mix(prefix, bank, scores, out, rows, stride_m, stride_b, H: tl.constexpr, B: tl.constexpr):  # noqa: ANN001, ANN202, N803
-    t = tl.program_id(0).to(tl.int64)
-    o = tl.program_id(1) * B + tl.arange(0, B)
-    r = tl.arange(0, 16)
-    s = tl.load(scores + t * 16 + r, mask=r <= rows, other=float("-inf"))
-    p = tl.exp(s - tl.max(s, 0))
-    p = p / tl.sum(p, 0)
-    acc = tl.zeros([B], tl.float32)
-    for j in range(rows + 1):
-        if j < rows:
-            v = tl.load(bank + t * stride_m + j * stride_b + o).to(tl.float32)
-        else:
-            v = tl.load(prefix + t * H + o).to(tl.float32)
-        acc += tl.sum(tl.where(r == j, p, 0.0), 0) * v
-    tl.store(out + t * H + o, acc.to(out.dtype.element_ty))
+def baselines(bench: Bench) -> None:
+    for tokens, nvb in (
+        (8192, 8),
+        (4096, 8),
+        (64, 8),
+        (16, 8),
+        (8192, 4),
+        (1024, 8),
+        (256, 8),
+        (4096, 4),
+        (16, 4),
+        (64, 4),
+        (1024, 4),
+        (256, 4),
+        (8192, 1),
+        (4096, 1),
+        (1024, 1),
+        (256, 1),
+        (64, 1),
+        (16, 1),
+    ):
+        case = bench.case(tokens, nvb, 7)
+        local = tokens // bench.world
+        shard = torch.empty(local, H, device=bench.device, dtype=bf16)
+        out, new = torch.empty_like(shard), torch.empty_like(shard)
+
+        def scatter() -> None:
+            dist.reduce_scatter_tensor(shard, case.partial)
+
+        def separate(i: int) -> None:
+            scatter()
+            attn_res_separately(shard + case.prefix, case.bank, nvb, case.cw, case.ow, EPS)
+
+        def one(i: int) -> None:
+            scatter()
+            cuda.attn_res(case.prefix, case.bank, nvb, case.cw, case.ow, EPS, addend=shard, out=out, prefix_out=new)
+
+        row = {}
+        for name, call in (("nccl_rs", lambda i: scatter()), ("nccl_separate", separate), ("nccl_k0", one)):
+            row[name] = guarded(lambda c=call: bench.time_us(c, iters=10, graph=tokens <= 1024, repeats=3))
+        if tokens >= 1024:
+            row["low_contention_rs"] = guarded(lambda: low_contention(bench, case.partial, shard))
+        bench.record(section="baselines", P=bench.world, M=tokens, nvb=nvb, **row)
+        if bench.spent():
+            return
+    for tokens in (8192, 4096):
+        x, w = gemm_inputs(bench, tokens)
+        case = bench.case(tokens, 8, 7)
+
+        def asynchronous(i: int) -> None:
+            y = torch.ops.symm_mem.fused_matmul_reduce_scatter(x, w.t(), "sum", 0, bench.group)
+            cuda.attn_res(case.prefix, case.bank, 8, case.cw, case.ow, EPS, addend=y)
+
+        us = guarded(lambda: bench.time_us(asynchronous, iters=6, repeats=3))
+        bench.record(section="baselines_gemm", M=tokens, nvb=8, what="fused_matmul_reduce_scatter, then K0", us=us)
+        if bench.spent():
+            return
 
 
-def attn_res_separately(prefix: torch.Tensor, bank: torch.Tensor, rows: int, cw: Any, ow: Any, eps: float) -> Any:
-    tokens = prefix.shape[0]
-    scores = torch.empty(tokens, 16, device=prefix.device)
-    mixed = torch.empty_like(prefix)
-    strides = bank.stride(0), bank.stride(1)
-    _score[(tokens, rows + 1)](prefix, bank, cw, scores, rows, *strides, eps, H=HIDDEN, B=1024, num_warps=8)
-    _mix[(tokens, 7)](prefix, bank, scores, mixed, rows, *strides, H=HIDDEN, B=1024, num_warps=4)
-    return functional.rms_norm(mixed, (HIDDEN,), ow, eps)
+def low_contention(bench: Bench, partial: torch.Tensor, shard: torch.Tensor) -> Any:
+    """PyTorch's reduce-scatter by copies, of symmetric memory; waited for, and compared with NCCL's."""
+    source = symmetric.empty(partial.shape, dtype=bf16, device=bench.device)
+    symmetric.rendezvous(source, bench.group)
+    source.copy_(partial)
+
+    def call(i: int) -> torch.Tensor:
+        return torch.ops._c10d_functional.wait_tensor(
+            torch.ops.symm_mem._low_contention_reduce_scatter(source, "sum", bench.group)
+        )
+
+    got = call(0)
+    dist.reduce_scatter_tensor(shard, partial)
+    error = bench.agree(errors(got, shard))
+    return bench.time_us(call, iters=10, repeats=3) if error < 1e-2 else f"wrong: {error:.1e}"
+
+
+def guarded(measure: Callable[[], float]) -> Any:
+    try:
+        return measure()
+    except Exception as error:
+        with contextlib.suppress(Exception):
+            torch.cuda.synchronize()
+        return repr(error)[:80]

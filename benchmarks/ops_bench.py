@@ -26,20 +26,28 @@ for name, value in (
     os.environ[name] = value
 sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parent.parent)]
 
-import ops_sections as sections  # noqa: E402
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 import torch.multiprocessing as mp  # noqa: E402
+from ops_baselines import baselines  # noqa: E402
+from ops_ceilings import ceilings  # noqa: E402
+from ops_correct import correct, soak  # noqa: E402
+from ops_gemm import gemm_alone, gemm_beside  # noqa: E402
 from ops_harness import Bench, result_folder  # noqa: E402
+from ops_k0 import k0, k0_grid  # noqa: E402
+from ops_k1 import k1_large, k1_small  # noqa: E402
+from ops_k2 import k2  # noqa: E402
+from ops_k3 import k3  # noqa: E402
 from ops_table import write_markdown  # noqa: E402
 
 from nsysk3.ops import cuda  # noqa: E402
 
-# In order of what would be missed most; seconds each may take.
-SECTIONS = {
-    "correct": 30, "ceilings": 20, "k1_large": 30, "k1_small": 25, "k0": 15, "k2": 40, "k0_grid": 10, "k3": 10,
-    "baselines": 30, "gemm_beside": 15, "gemm_alone": 20, "soak": 15,
+# In order of what would be missed most; seconds each may take.  Each part keeps to its time and records rows.
+PARTS = {
+    correct: 30, ceilings: 20, k1_large: 30, k1_small: 25, k0: 15, k2: 40, k0_grid: 10, k3: 10,
+    baselines: 30, gemm_beside: 15, gemm_alone: 20, soak: 15,
 }  # fmt: skip
+SECTIONS = {part.__name__: (part, seconds) for part, seconds in PARTS.items()}
 
 
 def worker(rank: int, world: int, options: argparse.Namespace, started: float) -> None:
@@ -57,13 +65,14 @@ def worker(rank: int, world: int, options: argparse.Namespace, started: float) -
         "quick": options.quick,
     }
     for name in options.sections:
-        bench.budget(SECTIONS[name] * (0.5 if options.quick else 1) * options.stretch)
+        part, seconds = SECTIONS[name]
+        bench.budget(seconds * (0.5 if options.quick else 1) * options.stretch)
         if bench.spent():
             bench.record(section=name, skipped="no time left")
             continue
         begin = time.monotonic()
         try:
-            getattr(sections, name)(bench)
+            part(bench)
         except Exception as error:  # one part's failure must not cost the others
             traceback.print_exc()
             bench.record(section=name, at=bench.at, failed=f"{type(error).__name__}: {error}"[:300])

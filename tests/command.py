@@ -1,15 +1,18 @@
-"""Run the command line inside this process, exactly as the ``nsysk3`` script does."""
+"""Run the command line exactly as the ``nsysk3`` script does: inside this process, or as one of its own."""
 
 from __future__ import annotations
 
 import io
 import signal
+import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 from nsysk3.cli import main
+
+COMMAND = [sys.executable, "-c", "from nsysk3.cli import main; main()"]
 
 
 class Ran(NamedTuple):
@@ -42,3 +45,11 @@ def run(*arguments: object) -> Ran:
         stream.seek(0)
         texts.append(stream.read())
     return Ran(code, *texts)
+
+
+def process(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
+    """The installed script, as a shell would start it."""
+    return subprocess.run(
+        [*COMMAND, *map(str, arguments)],
+        capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False, **options,
+    )  # fmt: skip

@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from nsysk3.compare import Comparison, compare
+from nsysk3.compare.model import Comparability, Row
 from nsysk3.result import RankMetrics, Result, ResultDocument
-from nsysk3.result.model import ClockInfo, LayerInfo, WindowInfo
+from nsysk3.result.model import ClockInfo, LayerInfo, ReportInfo, WindowInfo
 
 MS = 1_000_000
 START = 1_795_978_369_000_000_000
@@ -119,3 +121,45 @@ def with_forwards(
         forwards=pl.DataFrame(forwards, schema_overrides={**rank_type, "forward": pl.Int32, "tokens": pl.Int64}),
         collectives=pl.DataFrame(reductions, schema_overrides=rank_type),
     )  # fmt: skip
+
+
+def published(pp: int, tp: int, count: int, total_ms: float, p50_ms: float, **more: Any) -> Result:
+    """32 ranks with the figures of the user's section 9.3, a little spread over ranks."""
+    spread = np.linspace(-0.01, 0.01, 32)
+    spread[15:17] = 0  # the median is exactly what was published
+    return made(
+        [
+            rank(
+                world, world // tp, allreduce_count=count, allreduce_total_ns=round(total_ms * (1 + s) * MS),
+                allreduce_p50_ns=p50_ms * (1 + s) * MS, comm_ns=round(total_ms * MS), overlap_ratio=0.0,
+            )
+            for world, s in enumerate(spread)
+        ],
+        manifest=manifest(pp, tp), **more,
+    )  # fmt: skip
+
+
+def plain(saying: Mapping[str, Any] | None, **more: Any) -> Result:
+    """Four ranks of one GPU model, with this manifest."""
+    return made([rank(world, gpu_name="RTX 6000D", gpu_uuid="u") for world in range(4)], manifest=saying, **more)
+
+
+def with_reports(result: Result, exporter: str = "2025.3.2") -> Result:
+    """The same with a report that this exporter wrote."""
+    report = ReportInfo(
+        name="r", path="r", host="h", kind="sqlite", exporter=exporter, schema_version=None, clock="none",
+        diagnostics=[],
+    )  # fmt: skip
+    return Result(result.document.model_copy(update={"reports": [report]}), result.tables)
+
+
+def row(comparison: Comparison, metric: str, scope: str = "window") -> Row:
+    """The one row of a metric in a scope."""
+    found = [each for each in comparison.rows if (each.metric, each.scope) == (metric, scope)]
+    assert len(found) == 1, (metric, scope)
+    return found[0]
+
+
+def pair(base: Result, other: Result) -> Comparability:
+    """What may be compared between two results."""
+    return compare(base, [other]).comparability[0]

@@ -1,16 +1,28 @@
-"""Where the traces and the tools of the tests are, and how hypothesis runs."""
+"""Where the traces and the tools of the tests are, how hypothesis runs, and what many tests begin with."""
 
 from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+import nsysk3
+
+if TYPE_CHECKING:
+    from exports import Export
+
+    from nsysk3.result import Result
+
 ROOT = Path(__file__).parent.parent
 FIXTURES = ROOT / "fixtures"
+TP2 = FIXTURES / "h200" / "tp2.sqlite"
+GRAPH = FIXTURES / "h200" / "graph.sqlite"
+PUBLISHED = FIXTURES / "kimi-k3-6000d"
 REAL_NSYS = Path(
     os.environ.get("NSYSK3_NSYS") or Path("~/.cache/nsys-2024.2.3/target-linux-x64/nsys").expanduser()
 ).absolute()
@@ -49,3 +61,15 @@ def recipe(nsys: Path) -> Path:
     if not found.exists():
         pytest.skip(f"{found} is not there: `get-nsys --recipes` makes it")
     return found
+
+
+@pytest.fixture
+def analyzed(tmp_path: Path) -> Callable[..., Result]:
+    """Analyse a synthetic export."""
+
+    def analyzed(export: Export, **options: Any) -> Result:
+        path = tmp_path / "case.sqlite"
+        path.unlink(missing_ok=True)
+        return nsysk3.analyze(export.write(path), **options)
+
+    return analyzed

@@ -8,21 +8,19 @@ concerned.  Every method returns the export, so that a case is one expression.
 
 from __future__ import annotations
 
-import sqlite3
 import struct
 from collections.abc import Iterable, Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import Any, Self
 
-import pyarrow as pa
-import pyarrow.parquet as pq
+from export_files import Tables, write_directory, write_sqlite
 
 BASE_NS = 1_000_000_000
 EPOCH_NS = 1_795_978_369_579_715_114
 ALLREDUCE = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<(unsigned long)4096>)"
 SENDRECV = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<(unsigned long)4096>)"
 GEMM = "nvjet_sm90_tst_256x128_64x4_1x2_h_bz_coopA_NNT"
+FLASH = "void cutlass::device_kernel<flash::enable_sm90_or_later<flash::FlashAttnFwdSm90<...>>>(...)"
 
 _RUNS = "start end deviceId contextId greenContextId streamId correlationId globalPid"
 COLUMNS = {
@@ -48,7 +46,6 @@ COLUMNS = {
     "MPI_RANKS": "globalTid rank",
     "DIAGNOSTIC_EVENT": "timestamp timestampType source severity text globalPid",
 }
-_TEXT = {"value", "text", "name", "busLocation", "uuid", "devStateName", "utcTime", "localTime", "binaryData"}
 
 # What the payload of an NCCL call holds: (entry name, NVTX type, struct code, offset).
 _COMM = ("NCCL communicator ID", 18, "Q", 0)
@@ -346,7 +343,7 @@ class Export:
 
     # --- files
 
-    def _tables(self) -> dict[str, tuple[list[str], list[tuple[Any, ...]]]]:
+    def _tables(self) -> Tables:
         rows = {table: list(found) for table, found in self.rows.items()}
         if self._epoch_ns is not None:
             rows.setdefault("TARGET_INFO_SESSION_START_TIME", [{"utcEpochNs": self._epoch_ns}])
@@ -367,55 +364,11 @@ class Export:
 
     def write(self, path: Path) -> Path:
         """Write it as SQLite."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with closing(sqlite3.connect(path)) as connection:
-            connection.execute("pragma synchronous=off")
-            connection.execute("pragma journal_mode=off")
-            for table, (columns, rows) in self._tables().items():
-                declared = ", ".join(f'"{name}" {"TEXT" if name in _TEXT else "INTEGER"}' for name in columns)
-                connection.execute(f'CREATE TABLE "{table}" ({declared})')
-                marks = ", ".join("?" * len(columns))
-                connection.executemany(f'INSERT INTO "{table}" VALUES ({marks})', rows)
-            connection.commit()
-        return path
+        return write_sqlite(self._tables(), path)
 
     def write_directory(self, path: Path, kind: str = "parquetdir", *, large: bool = False) -> Path:
         """Write it as a ``parquetdir`` or ``arrowdir``, ids unsigned as Nsight has them there."""
-        path.mkdir(parents=True, exist_ok=True)
-        for table, (columns, rows) in self._tables().items():
-            arrow = pa.table(
-                {
-                    name: _arrow_column([row[i] for row in rows], _arrow_type(name, large))
-                    for i, name in enumerate(columns)
-                },
-            )
-            if kind == "parquetdir":
-                pq.write_table(arrow, path / f"{table}.parquet")
-            else:  # Nsight writes the stream format
-                with (
-                    pa.OSFile(str(path / f"{table}.arrow"), "wb") as sink,
-                    pa.ipc.new_stream(sink, arrow.schema) as out,
-                ):
-                    out.write_table(arrow)
-        return path
-
-
-def _arrow_column(values: list[Any], kind: pa.DataType) -> pa.Array:
-    if kind == pa.uint64():
-        values = [None if value is None else value % 2**64 for value in values]
-    return pa.array(values, kind)
-
-
-def _arrow_type(column: str, large: bool) -> pa.DataType:
-    if column == "binaryData":
-        return pa.large_binary() if large else pa.binary()
-    if column in _TEXT:
-        return pa.large_string() if large else pa.string()
-    if column in ("globalTid", "globalPid", "endGlobalTid", "graphNodeId", "demangledName", "shortName"):
-        return pa.uint64()
-    if column in ("deviceId", "streamId", "correlationId", "textId"):
-        return pa.uint32()
-    return pa.int64()
+        return write_directory(self._tables(), path, kind, large=large)
 
 
 def two_ranks(*, forwards: int = 2, layers: int = 2, pids: Sequence[int] = (11, 12), period_us: float = 1000) -> Export:

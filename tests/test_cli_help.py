@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import typer
-from command import run
+from command import COMMAND, process, run
 from conftest import FIXTURES, ROOT
 from hypothesis import given
 from hypothesis import strategies as st
@@ -45,13 +45,6 @@ LONG = [
 
 def options(command: Any) -> set[str]:
     return {name for each in command.params for name in (*each.opts, *each.secondary_opts) if name.startswith("-")}
-
-
-def process(*arguments: object, **extra: Any) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", "from nsysk3.cli import main; main()", *map(str, arguments)],
-        capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False, **extra,
-    )  # fmt: skip
 
 
 # --- help
@@ -245,7 +238,7 @@ def test_a_reader_that_goes_away_ends_the_command_as_any_other(arguments: list[o
     reader, writer = os.pipe()
     os.close(reader)
     started = subprocess.Popen(
-        [sys.executable, "-c", "from nsysk3.cli import main; main()", *map(str, arguments)],
+        [*COMMAND, *map(str, arguments)],
         stdout=writer, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     os.close(writer)

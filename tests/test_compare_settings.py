@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
-from compare_results import MS, made, manifest, rank, with_forwards
+from compare_results import MS, made, manifest, pair, rank, with_forwards, with_reports
+from compare_results import row as row_of
 from rich.console import Console
-from test_compare_runs import pair, with_reports
-from test_compare_runs import row as row_of
 
 from nsysk3.compare import Comparison, compare
 from nsysk3.compare.model import Row

@@ -20,12 +20,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from command import run as command
-from conftest import FIXTURES
+from conftest import GRAPH
 from exports import Export, two_ranks
 
 from nsysk3.trace.load import load
 
-GRAPH = FIXTURES / "h200" / "graph.sqlite"
 # As many as the analysis may take on a loaded machine, and far from for ever.
 HUNG_SECONDS = 120
 

@@ -153,7 +153,6 @@ def test_a_profiler_in_a_container_ends_after_its_server(podman: Callable[..., s
     outer = "trap 'exit 1' TERM; sh -c \"$0\" serve; sleep 0.5; echo report >report"
     with run.open() as host:
         run.start(host, "nsys", "-c", outer, inner)
-        assert host.signal_matching("server", "serve", 0) == 1
         assert host.stop("server", 2.0) == 0
         assert (run.scratch / "report").read_text() == "report\n"
         assert ("asked" in host.tail("server")[0]) == (server == "leaves")

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+from command import COMMAND
 from command import run as ran
 from launch_runs import REPORT, fake_nsys, faults, processes_of
 from loopback import SERVER, free_port
@@ -29,7 +30,6 @@ from nsysk3.launch.journal import launcher, process_began
 from nsysk3.launch.parallel import each
 from nsysk3.run.manifest import ENDED, Status
 
-COMMAND = [sys.executable, "-c", "from nsysk3.cli import main; main()"]
 LIMIT_S = 60.0
 INTERRUPTED = 130
 

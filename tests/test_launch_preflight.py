@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import sshd
+from loopback import free_port
 from rich.console import Console
 
 from nsysk3.errors import MissingToolError
@@ -68,12 +69,6 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     return Machine(tools)
 
 
-def free_port() -> int:
-    with closing(socket.socket()) as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
-
-
 def planned(machine: Machine, *args: str, hosts: tuple[str, ...] = ("alpha",), pp: int = 2, **sections: Any) -> Plan:
     document: dict[str, Any] = {
         "cluster": {"hosts": list(hosts), "launcher": "local", "address": "127.0.0.1", "port": free_port(),
@@ -120,7 +115,7 @@ FAULTS: dict[str, tuple[Any, str, str, str]] = {
     "no-nsys": (lambda m: (m.folder / "nsys").write_text("x"), "nsys", "fatal", "nsys"),
     "old-nsys": (lambda m: m.tool("nsys", "echo 2020.1.1 --cpuctxsw"), "nsys", "fatal", "--cuda-graph-trace"),
     "no-gpu": (lambda m: m.tool("nvidia-smi", "echo no driver >&2; exit 9"), "GPUs", "fatal", "no driver"),
-    "few-gpus": (lambda m: m.gpus(1), "GPUs", "fatal", "1 GPUs, but the plan needs 2"),
+    "few-gpus": (lambda m: m.gpus(1), "GPUs", "fatal", "1 GPU, but the plan needs 2"),
     "busy-gpus": (
         lambda m: m.gpus(used=4000, processes="GPU-1, 77, trainer, 4000"), "GPUs", "fatal", "trainer (pid 77)",
     ),

@@ -13,37 +13,22 @@ from pathlib import Path
 from typing import cast
 
 import pytest
-from death_logs import DEATHS
 from launch_runs import faults, plan_of, processes_of, settings
-from loopback import loopback
 from processes import eventually, parent_of
 
 from nsysk3.errors import RunFailedError
 from nsysk3.launch import follow
 from nsysk3.launch.failures import (
     ServerFailedError,
-    explain,
-    how_it_ended,
-    recognise,
-    relevant_lines,
 )
-from nsysk3.launch.health import PROGRESS_EVERY_S, STILL_EVERY_S, Progress, tidy
 from nsysk3.launch.hosts import Host
 from nsysk3.launch.load import run_load
 from nsysk3.launch.open_hosts import open_hosts
 from nsysk3.launch.parallel import each
 from nsysk3.launch.plan import Plan
-from nsysk3.launch.server_info import admission, fetch_info, mismatches, redacted, unreported
 from nsysk3.launch.service import Service
 from nsysk3.launch.sglang_bench import run_sglang_bench
 from nsysk3.run.config import Settings
-
-KINDS = {
-    "oom": "oom", "kv-oom": "kv-memory", "watchdog": "watchdog", "decode-graph": "decode-graph-ipc",
-    "port": "port-in-use", "dist-port": "port-in-use", "nccl": "nccl", "ib": "ib", "gloo": "gloo", "tp-ep": "tp-ep",
-    "pp-layers": "pp-layers", "backend": "backend", "flag": "flag", "module": "not-installed", "model": "model",
-    "driver": "gpu-kernels", "shm": "shared-memory", "no-cuda": "no-gpu", "unknown": None,
-}  # fmt: skip
 
 
 @pytest.fixture
@@ -69,123 +54,6 @@ def fails(given: Settings, folder: Path, said: list[str], **layout: int) -> Serv
     with hosts_of(plan) as hosts, pytest.raises(ServerFailedError) as raised, Service(plan, hosts, folder, said.append):
         pass
     return raised.value
-
-
-# --- what logs say
-
-
-@pytest.mark.parametrize("name", DEATHS)
-def test_known_deaths_are_recognised_with_a_way_out(name: str) -> None:
-    noise = "[2026-08-21 12:02:08 PP0 TP0] Prefill batch, #new-seq: 1, #new-token: 8192, token usage: 0.05\n" * 50
-    failure = recognise(noise + DEATHS[name] + "\n" + noise)
-    assert (failure and failure.kind) == KINDS[name]
-    assert recognise(noise) is None
-    if failure:
-        assert failure.line in " ".join(DEATHS[name].split())
-        assert len(failure.advice) > 20
-        assert "{" not in failure.message.replace(failure.line, "")
-        assert failure.line in " ".join(" ".join(relevant_lines(noise + DEATHS[name], failure)[-3:]).split())
-
-
-def test_the_cause_wins_over_what_it_causes() -> None:
-    order = ["oom", "nccl", "watchdog"]
-    for index, first in enumerate(order):
-        for later in order[index:]:
-            for logs in ([DEATHS[first], DEATHS[later]], [DEATHS[later], DEATHS[first]]):
-                assert explain(logs, [1, -9]).kind == KINDS[first]
-                assert explain(["\n".join(logs)], [1]).kind == KINDS[first]
-
-
-def test_an_unknown_death_is_told_in_its_own_words() -> None:
-    failure = explain([DEATHS["unknown"]], [1])
-    assert (failure.kind, failure.line) == ("unknown", "ZeroDivisionError: the moon is in the wrong phase")
-    assert "exit code 1" in failure.message
-    assert explain([""], [-signal.SIGKILL]).kind == explain([""], [137]).kind == "killed"
-    assert [how_it_ended(code) for code in (0, 3, -11, 143, 255)] == [
-        "exit code 0", "exit code 3", "killed by SIGSEGV", "killed by SIGTERM", "exit code 255",
-    ]  # fmt: skip
-
-
-def test_hostile_logs_stay_one_short_printable_line() -> None:
-    failure = recognise("torch.OutOfMemoryError: \x1b[31m" + "x" * 100_000 + "\x07")
-    assert failure
-    assert failure.message.isprintable()
-    assert len(failure.message) < 500
-
-
-def test_progress_says_little_and_never_nothing() -> None:
-    now = 0.0
-    lines: list[str] = []
-    progress = Progress(lines.append, lambda: now)
-    for second in range(420):  # a start of seven minutes that prints a bar a second on each of 8 ranks
-        now = float(second)
-        for rank in range(8):
-            percent = second * 100 // 420
-            progress.line("n1", f"[2026-08-21 12:00:00 PP{rank}] Loading safetensors: {percent}% |###  | 3/9")
-        progress.still()
-    assert 420 / STILL_EVERY_S <= len(lines) <= 420 / PROGRESS_EVERY_S + 1
-    lines.clear()
-    for _ in range(8):
-        progress.line("n2", "[2026-08-21 12:00:00 PP3 TP1] Load weight end. avail mem=22.10 GB")
-    assert lines == ["  n2: Load weight end. avail mem=22.10 GB"]
-    now += STILL_EVERY_S
-    progress.still()
-    assert "still starting" in lines[-1]
-    assert tidy("[2026-08-21 12:00:00 PP0] INFO:     Started \x1b[1m\n") == "Started [1m"
-
-
-# --- what a server says of itself
-
-
-def test_what_is_not_as_planned_is_named_under_any_versions_names() -> None:
-    expected = {"pp_size": 8, "tp_size": 4, "moe_runner_backend": "flashinfer_mxfp4", "disable_radix_cache": True}
-    new = {"pp_size": 8, "tp_size": 4, "moe_runner_backend": "flashinfer_mxfp4", "disable_radix_cache": True}
-    assert mismatches(new, expected) == []
-    old = {"pipeline_parallel_size": 2, "tensor_parallel_size": 4, "moe_runner_backend": "triton"}
-    assert mismatches(old, expected) == [
-        "pp_size is 2, the plan asked for 8",
-        "moe_runner_backend is 'triton', the plan asked for 'flashinfer_mxfp4'",
-    ]
-    assert unreported(old, expected) == ["disable_radix_cache"]
-    assert mismatches({"disable_radix_cache": False}, {"disable_radix_cache": True})
-
-
-@pytest.mark.parametrize(
-    ("micro", "depth", "running", "concurrency", "admits", "words"),
-    [
-        (1, 0, 64, 16, 8, "of C=16 8 always wait"),
-        (2, 0, 16, 16, 16, "all C=16 requests run at once"),
-        (8, 0, 64, 4, 64, "fewer than the pipeline holds"),
-        (4, 2, 12, 16, 12, "of C=16 4 always wait"),
-    ],
-)
-def test_the_resolved_micro_batch_is_explained(
-    micro: int, depth: int, running: int, concurrency: int, admits: int, words: str
-) -> None:
-    state = {"pp_max_micro_batch_size": micro, "effective_max_running_requests_per_dp": running}
-    info = {"pp_size": 8, "pp_max_micro_batch_size": None, "pp_async_batch_depth": depth, "internal_states": [state]}
-    found = admission(info)
-    assert found
-    assert found.admits == admits
-    assert words in found.meaning(concurrency)
-    assert admission({"pp_size": 1, "pp_max_micro_batch_size": 4}) is None
-
-
-def test_secrets_of_a_server_are_hidden() -> None:
-    info = {"api_key": "hunter2", "launch_command": "serve --admin-api-key hunter2", "internal_states": [{"x": 1}]}
-    assert "hunter2" not in str(redacted(info))
-    assert redacted(info)["internal_states"] == [{"x": 1}]
-
-
-def test_information_is_found_under_its_old_name_or_missed_in_words() -> None:
-    with loopback("--pp-size", "4", "--fault", "old-info") as server:
-        info, endpoint = fetch_info(server.url)
-    assert (info["pp_size"], endpoint) == (4, "/get_server_info")
-    with loopback("--fault", "no-info") as server, pytest.raises(RunFailedError, match="HTTP 404"):
-        fetch_info(server.url)
-
-
-# --- servers
 
 
 def test_a_server_starts_is_checked_and_leaves_nothing(tmp_path: Path, said: list[str]) -> None:

@@ -13,8 +13,8 @@ from pathlib import Path
 from secrets import token_hex
 
 import pytest
+from host_runs import drive, zoo_of
 from processes import eventually, is_gone, of_run, parent_of, start_zoo
-from test_launch_hosts import drive, zoo_of
 
 from nsysk3.errors import InputError, MissingToolError
 from nsysk3.launch import channel, hosts

@@ -1,4 +1,4 @@
-"""The export step, with a real nsys where there is one, and with scripts that fail the ways nsys fails."""
+"""The export step, with scripts that fail the ways nsys fails."""
 
 import errno
 import os
@@ -15,21 +15,12 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import polars as pl
 import pytest
+from nsys_reports import lone_report, names, one_line
 
 from nsysk3.errors import InputError, MissingToolError, NsysK3Error
 from nsysk3.trace import nsys as nsys_module
 from nsysk3.trace.nsys import Nsys, cached_export, export_report, find_nsys
-
-FIXTURES = Path(__file__).parent.parent / "fixtures" / "h200"
-REAL_NSYS = Path(
-    os.environ.get("NSYSK3_NSYS") or Path("~/.cache/nsys-2024.2.3/target-linux-x64/nsys").expanduser()
-).absolute()
-needs_nsys = [
-    pytest.mark.nsys,
-    pytest.mark.skipif(not REAL_NSYS.exists(), reason="no real nsys: set NSYSK3_NSYS to one (.ci/run does)"),
-]
 
 GOOD = 'cp "$GOOD_EXPORT" "$output"'
 
@@ -43,9 +34,7 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def rep(tmp_path: Path) -> Path:
     """A report in a folder of its own, so that what an export leaves there can be listed."""
-    folder = tmp_path / "reports"
-    folder.mkdir()
-    return Path(shutil.copy(FIXTURES / "tp2-small-2024.2.nsys-rep", folder / "r.nsys-rep"))
+    return lone_report(tmp_path)
 
 
 @pytest.fixture
@@ -77,17 +66,6 @@ echo "$*" >>"{tmp_path}/calls"
 def calls(tmp_path: Path) -> list[str]:
     log = tmp_path / "calls"
     return log.read_text().splitlines() if log.exists() else []
-
-
-def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
-
-
-def one_line(error: pytest.ExceptionInfo[NsysK3Error]) -> str:
-    text = str(error.value)
-    assert "\n" not in text
-    assert text.isprintable()
-    return text
 
 
 # --- finding nsys
@@ -378,74 +356,3 @@ def is_running(pid: int) -> bool:
     except FileNotFoundError:
         return False
     return state != "Z"  # a container without an init leaves it a zombie
-
-
-# --- with a real nsys
-
-
-@pytest.fixture
-def real_nsys() -> Nsys:
-    return find_nsys(REAL_NSYS)
-
-
-class TestReal:
-    pytestmark = needs_nsys
-
-    def test_sqlite(self, real_nsys: Nsys, rep: Path) -> None:
-        seen: list[str] = []
-        export = export_report(rep, real_nsys, progress=seen.append)
-        assert seen[-1] == "100%"
-        with closing(sqlite3.connect(export)) as connection:
-            query = (
-                "SELECT count(*) FROM CUPTI_ACTIVITY_KIND_KERNEL JOIN StringIds ON id = shortName "
-                "WHERE value LIKE 'ncclDevKernel_AllReduce%'"
-            )
-            assert connection.execute(query).fetchone() == (2 * 64,)
-        stamp = export.stat().st_mtime_ns
-        assert export_report(rep, real_nsys).stat().st_mtime_ns == stamp
-
-    def test_parquetdir(self, real_nsys: Nsys, rep: Path) -> None:
-        for force in (False, True):
-            export = export_report(rep, real_nsys, kind="parquetdir", force=force)
-            assert export == rep.parent / "r.nsysk3_pqtdir" == cached_export(rep, "parquetdir")
-            assert pl.read_parquet(export / "CUPTI_ACTIVITY_KIND_KERNEL.parquet").height > 128
-        assert names(rep.parent) == ["r.nsys-rep", "r.nsysk3_pqtdir", "r.nsysk3_pqtdir.json"]
-
-    def test_newer_report_names_both_versions(self, real_nsys: Nsys, tmp_path: Path) -> None:
-        if real_nsys.version >= "2025.3":
-            pytest.skip(f"nsys {real_nsys.version} is not older than the report")
-        newer = Path(shutil.copy(FIXTURES / "tp2-small-2025.3.nsys-rep", tmp_path / "new er.nsys-rep"))
-        with pytest.raises(MissingToolError) as error:
-            export_report(newer, real_nsys)
-        assert "made by nsys 2025.3.1.0, newer than this one (2024.2.3" in one_line(error)
-        assert f"`nsys export -t sqlite --include-blobs=true '{newer}'`" in one_line(error)
-        assert names(tmp_path) == ["new er.nsys-rep"]
-
-    @pytest.mark.parametrize("keep", [1000, 200_000])
-    def test_truncated_report(self, real_nsys: Nsys, rep: Path, keep: int) -> None:
-        os.truncate(rep, keep)
-        with pytest.raises(InputError, match="truncated or corrupt"):
-            export_report(rep, real_nsys)
-        assert names(rep.parent) == ["r.nsys-rep"]
-
-    def test_not_a_report(self, real_nsys: Nsys, rep: Path) -> None:
-        rep.write_bytes(b"hello\n" * 1000)
-        with pytest.raises(InputError, match="truncated or corrupt") as error:
-            export_report(rep, real_nsys)
-        one_line(error)
-
-    @pytest.mark.parametrize("kind", ["sqlite", "parquetdir"])
-    def test_disk_full(self, real_nsys: Nsys, rep: Path, tmp_path: Path, kind: nsys_module.Kind) -> None:
-        small = tmp_path / "small"
-        small.mkdir()
-        mounted = subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", "size=300k", "none", str(small)], capture_output=True, check=False
-        )
-        if mounted.returncode:
-            pytest.skip("cannot mount a small file system here")
-        try:
-            with pytest.raises(MissingToolError, match="no room in"):
-                export_report(rep, real_nsys, kind=kind, out=small / "export")
-            assert names(small) == []
-        finally:
-            subprocess.run(["umount", str(small)], check=True)

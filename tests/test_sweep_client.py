@@ -81,7 +81,7 @@ def test_a_row_is_made_of_either_record() -> None:
         assert (row.status, row.completed, row.errors) == ("done", 2, 0)
         assert row.input_tps == rows[0].input_tps
         assert row.ttft_p95_ms == pytest.approx(rows[0].ttft_p95_ms)
-    assert repeat_row(theirs, cell, requests=3, load=Load()).cause == "1 requests did not complete"
+    assert repeat_row(theirs, cell, requests=3, load=Load()).cause == "1 request did not complete"
     assert repeat_row({**theirs, "errors": ["", "boom"]}, cell, requests=2, load=Load()).cause == "boom"
 
 

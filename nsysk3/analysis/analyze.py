@@ -13,6 +13,7 @@ import polars as pl
 from nsysk3.analysis.cross import Matched, match, middle_of, with_hidden
 from nsysk3.analysis.layer_attribution import layer_notes
 from nsysk3.analysis.layer_names import parse_names
+from nsysk3.analysis.members import Membership
 from nsysk3.analysis.nccl_tests import read_nccl_tests
 from nsysk3.analysis.period import with_first_layers
 from nsysk3.analysis.pipeline import infer_stages, phase_bounds
@@ -156,7 +157,7 @@ def _from_reads(asked: _Asked, run: Roster, numbers: Sequence[int], reads: Seque
     asked.say("matching ranks")
     comm = pl.concat(one.comm.with_columns(pl.lit(i, pl.Int64).alias("report")) for i, one in enumerate(named))
     middle = middle_of(min(one.first for one in named), max(one.last for one in named))
-    found = match(comm, run.ranks, len(named), middle)
+    found = match(comm, run.ranks, len(named), middle, Membership.of(run))
     stages = infer_stages(run.ranks, found.pairs)
     staged = run.ranks.drop("pp_rank").join(stages.rename({"stage": "pp_rank"}), on="rank", how="left")
     fits = pl.concat(one.fits for one in named).sort("rank")

@@ -6,7 +6,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from nsysk3.analysis.clocks import Clocks, Observations
+from nsysk3.analysis.clocks import END_SPREAD_NS, Clocks, Observations
 from nsysk3.analysis.comm_events import SYNCHRONISING
 from nsysk3.analysis.sequences import Shift, estimate_shift, nearest
 
@@ -14,6 +14,8 @@ Ints = NDArray[np.int64]
 
 # Ends of one instance may scatter this much even on one host.
 _SCATTER_NS = 100_000
+# Whole instances of one size that it takes to know how fast one can be.
+_TO_COMPARE = 20
 # An instance ends before the next one of its communicator can: half a duration tells two apart.
 _APART = 0.5
 
@@ -55,15 +57,16 @@ def matched_ends(a: Ints, b: Ints, shift: Shift) -> Observations | None:
     return Observations(a[met], b[at[met]] - a[met]) if met.any() else None
 
 
-def match_collectives(comm: pl.DataFrame, clocks: Clocks) -> pl.DataFrame:
+def match_collectives(comm: pl.DataFrame, clocks: Clocks, members: pl.DataFrame) -> pl.DataFrame:
     """One row a collective kernel: its instance and its wait.
 
     Columns: ``event``, ``communicator``, ``role``, ``seq`` (instance in its communicator, by time), ``rank``,
     ``start_utc_ns``, ``end_utc_ns`` (common clock), ``duration_ns``, ``wait_ns``, ``transfer_ns`` (null when the
-    instance was seen on one rank only), ``min_duration_ns`` (the clock-free bound of transfer), ``end_spread_ns``
-    (how far apart the members ended), ``last_rank``, ``bytes`` (of the whole operation), ``ranks_seen``, ``ranks``,
+    instance was seen on one rank only, or is incomplete), ``min_duration_ns`` (the clock-free bound of transfer),
+    ``end_spread_ns`` (how far apart the members ended), ``last_rank``, ``bytes`` (of the whole operation),
+    ``ranks_seen``, ``ranks`` (members as ``members`` has them, see member_counts, else those that were seen),
     ``uncertainty_ns``, ``state`` (``resolved``, ``unresolved``: the wait is below the clock uncertainty,
-    ``unmatched``), ``confidence``.
+    ``incomplete``: members were not seen, and the wait is not known, ``unmatched``), ``confidence``.
 
     An instance is a set of kernels of one communicator that end together on the common clock, which needs no count of
     calls: ranks whose capture was cut or lost kernels simply miss some instances.
@@ -77,6 +80,10 @@ def match_collectives(comm: pl.DataFrame, clocks: Clocks) -> pl.DataFrame:
         pl.coalesce("group", pl.format("rank {} (no partner found)", "rank")).alias("communicator"),
     )
     table = _instances(table, clocks)
+    observed = pl.col("rank").n_unique().over("communicator", "role").cast(pl.Int64)
+    known = members.rename({"group": "communicator"})
+    table = table.join(known, on="communicator", how="left", maintain_order="left")
+    table = table.with_columns(pl.max_horizontal(observed, "members").alias("ranks"))
     return _waits(table, clocks)
 
 
@@ -123,16 +130,18 @@ def _doubt(table: pl.DataFrame, clocks: Clocks) -> pl.Series:
     return pl.Series("doubt", doubt).cast(pl.Int64)
 
 
-def _doubt_of_the_missing() -> pl.Expr:
-    """The doubt, widened where a member was not seen: it may have arrived last.
+def _late_at_most() -> pl.Expr:
+    """How long after the last that was seen a member that was not can have arrived.
 
-    Then even the shortest kernel waited for it, by what it lasted longer than whole instances of that size usually do.
+    Then even the shortest kernel waited for it, by what it lasted longer than whole instances of that size can; null
+    where too few of these were seen to know.
     """
     whole = pl.col("ranks_seen") == pl.col("ranks")
-    size = ("communicator", "role", "message")
-    usual = pl.col("min_duration_ns").filter(whole).median().over(size)
-    extra = (pl.col("min_duration_ns") - usual).clip(0).fill_null(0).cast(pl.Int64)
-    return pl.when(~whole & (pl.col("doubt") >= 0)).then(pl.max_horizontal("doubt", extra)).otherwise("doubt")
+    # The communicator's own show that its links are none faster; of all alike there are more to find the fastest in.
+    enough = (pl.col("instance").filter(whole).n_unique() >= _TO_COMPARE).over("communicator", "role", "message")
+    fastest = pl.col("min_duration_ns").filter(whole).min().over("role", "ranks", "message")
+    late = (pl.col("min_duration_ns") + END_SPREAD_NS - fastest).clip(0)
+    return pl.when(whole).then(0).when(enough).then(late)
 
 
 def _waits(table: pl.DataFrame, clocks: Clocks) -> pl.DataFrame:
@@ -146,15 +155,19 @@ def _waits(table: pl.DataFrame, clocks: Clocks) -> pl.DataFrame:
         pl.col("dur").min().over(key).alias("min_duration_ns"),
         (pl.col("e").max() - pl.col("e").min()).over(key).alias("end_spread_ns"),
         pl.col("nccl_bytes").max().over(key).alias("message"),
-        pl.col("rank").n_unique().over("communicator", "role").cast(pl.Int64).alias("ranks"),
     )
-    table = table.with_columns(_doubt(table, clocks)).with_columns(_doubt_of_the_missing().alias("doubt"))
+    table = table.with_columns(_doubt(table, clocks), _late_at_most().alias("late"))
     alone = (pl.col("ranks_seen") < 2) | (pl.col("doubt") < 0)
     estimate = (pl.col("arrival") - pl.col("s")).clip(0, pl.col("dur"))
-    wait = pl.when(~alone).then(estimate)
+    doubt = pl.col("doubt") + pl.col("late")
+    # The rest of the kernel would be called transfer, though more of it may have been waiting for who was not seen.
+    open_ended = pl.col("late").is_null() | ((pl.col("late") > 0) & (estimate < doubt))
+    told = ~alone & ~open_ended
+    wait = pl.when(told).then(estimate)
     state = (
         pl.when(alone).then(pl.lit("unmatched"))
-        .when((wait > 0) & (wait < pl.col("doubt"))).then(pl.lit("unresolved"))
+        .when(open_ended).then(pl.lit("incomplete"))
+        .when((wait > 0) & (wait < doubt)).then(pl.lit("unresolved"))
         .otherwise(pl.lit("resolved"))
     )  # fmt: skip
     whole = pl.col("ranks_seen") == pl.col("ranks")
@@ -178,11 +191,11 @@ def _waits(table: pl.DataFrame, clocks: Clocks) -> pl.DataFrame:
         (pl.col("dur") - wait).alias("transfer_ns"),
         "min_duration_ns",
         pl.when(~alone).then("end_spread_ns").alias("end_spread_ns"),
-        pl.when(~alone).then("last_rank").alias("last_rank"),
+        pl.when(told).then("last_rank").alias("last_rank"),
         # NCCL states the share of one rank for gathers and scatters; bandwidth is of the whole.
         pl.when(gathers).then(pl.col("message") * pl.col("ranks")).otherwise("message").alias("bytes"),
         "ranks_seen", "ranks",
-        pl.when(~alone).then("doubt").alias("uncertainty_ns"),
+        pl.when(told).then(doubt).alias("uncertainty_ns"),
         state.alias("state"),
         confidence.alias("confidence"),
     ).sort("communicator", "role", "seq", "rank")  # fmt: skip

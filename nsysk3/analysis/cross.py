@@ -14,7 +14,9 @@ from nsysk3.analysis.collectives import match_collectives, observe_collectives
 from nsysk3.analysis.comm_events import comm_rows, comm_table
 from nsysk3.analysis.communicators import infer_groups
 from nsysk3.analysis.intervals import covered, union
+from nsysk3.analysis.members import Membership, incomplete_notes, member_counts
 from nsysk3.analysis.p2p import match_p2p, observe_p2p, sides, unmatched, waits_of
+from nsysk3.analysis.partnerless import partnerless
 from nsysk3.analysis.rows import by_rank, laid_over
 
 _MESSAGES = pl.Enum(["activation", "result", "other"])
@@ -29,13 +31,14 @@ class Matched:
     ``wait_upstream``, ``wait_downstream``, or ``unresolved``: a wait below the clock uncertainty, or, with a null
     ``wait_ns``, a kernel whose partner was not found, so that its duration is only an upper bound of transfer) and
     ``receive``, the kind of message that it received, null where that is not known.  ``lonely``: P2P kernels without
-    partner, counted, with the reason.
+    partner, counted, with the reason.  ``unsplit``: see partnerless.
     """
 
     clocks: Clocks
     collectives: pl.DataFrame
     pairs: pl.DataFrame
     lonely: pl.DataFrame
+    unsplit: pl.DataFrame
     waits: pl.DataFrame
 
 
@@ -54,25 +57,30 @@ class CrossRank:
     lonely: pl.DataFrame
 
 
-def match(rows: pl.DataFrame, ranks: pl.DataFrame, reports: int, middle: int) -> Matched:
+def match(
+    rows: pl.DataFrame, ranks: pl.DataFrame, reports: int, middle: int, known: Membership | None = None
+) -> Matched:
     """Align the clocks of ``reports`` reports and split communication (comm_rows) into waiting and transfer.
 
-    ``middle``: a time in the middle of the run, at which clock offsets are stated.
+    ``middle``: a time in the middle of the run, at which clock offsets are stated.  ``known``: of the communicators,
+    besides who was seen.
     """
-    comm = infer_groups(comm_table(rows))
-    halves = sides(comm, ranks)
+    known = known or Membership()
+    comm = infer_groups(comm_table(rows), ranks)
+    halves = sides(comm, ranks, known.stages)
     observed = observe_collectives(comm)
     for pair, seen in observe_p2p(halves).items():
         observed.setdefault(pair, []).extend(seen)
     clocks = align(reports, observed, middle)
-    collectives = with_busbw(match_collectives(comm, clocks))
+    collectives = with_busbw(match_collectives(comm, clocks, member_counts(comm, known)))
     pairs = match_p2p(halves, clocks)
     waits = pl.concat([_collective_waits(collectives), waits_of(pairs)]).cast({"wait_state": WAIT_STATES})
     received = pairs.select(pl.col("recv_event").alias("event"), pl.col("kind").cast(_MESSAGES).alias("receive"))
     received = received.unique("event", keep="first", maintain_order=True)
     laid = laid_over(waits.drop("event"), waits["event"], rows.height)
     laid = laid.hstack(laid_over(received.drop("event"), received["event"], rows.height))
-    return Matched(clocks, collectives, pairs, unmatched(halves, pairs), laid)
+    unsplit = partnerless(ranks, collectives, halves, pairs)
+    return Matched(clocks, collectives, pairs, unmatched(halves, pairs), unsplit, laid)
 
 
 def with_waits(events: pl.DataFrame, rows: pl.Series, waits: pl.DataFrame) -> pl.DataFrame:
@@ -113,11 +121,11 @@ def middle_of(first: int, last: int) -> int:
     return (first + last) // 2
 
 
-def cross_rank(events: pl.DataFrame, ranks: pl.DataFrame, reports: int) -> CrossRank:
+def cross_rank(events: pl.DataFrame, ranks: pl.DataFrame, reports: int, known: Membership | None = None) -> CrossRank:
     """Match the communication of ``events`` of ``reports`` reports, and put them on one clock."""
     rows = comm_rows(events)
     middle = middle_of(int(events["start"].min()), int(events["end"].max()))  # type: ignore[arg-type]
-    found = match(rows, ranks, reports, middle)
+    found = match(rows, ranks, reports, middle, known)
     split = with_waits(events, rows["row"], found.waits.drop("receive"))
     pairs = with_hidden(found.pairs, hidden_waits(split, rows["row"]))
     at = {name: rows["row"].gather(pairs[name]).cast(pl.Int64).alias(name) for name in ("send_event", "recv_event")}
@@ -146,10 +154,10 @@ def matched_counts(found: Matched) -> pl.DataFrame:
 
 
 def findings(found: Matched) -> list[str]:
-    """Where the two estimators of transfer disagree by more than clocks and one host's scatter can explain."""
-    members = found.collectives.filter((pl.col("state") != "unmatched") & (pl.col("role") != "all_to_all"))
+    """Members that were not seen, and estimators of transfer that disagree by more than clocks and scatter explain."""
+    members = found.collectives.filter(pl.col("uncertainty_ns").is_not_null() & (pl.col("role") != "all_to_all"))
     odd = members.filter(pl.col("end_spread_ns") > pl.col("uncertainty_ns") + 2 * END_SPREAD_NS)
-    notes = []
+    notes = incomplete_notes(found.collectives)
     for communicator, role, part in ((key[0], key[1], rows) for key, rows in odd.group_by("communicator", "role")):
         instances = part["seq"].n_unique()
         worst = int(part["end_spread_ns"].max() or 0)  # type: ignore[arg-type]

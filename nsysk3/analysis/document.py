@@ -27,6 +27,7 @@ from nsysk3.result.model import (
 )
 from nsysk3.result.store import IN_DOCUMENT, rows
 from nsysk3.run.remote import AnyPath
+from nsysk3.run.words import counted
 from nsysk3.trace.facts import ReportFacts
 from nsysk3.trace.load import Roster
 
@@ -85,7 +86,7 @@ def _not_measured(ranks: pl.DataFrame) -> dict[str, str]:
         "pid": "the export has no process ids",
         **dict.fromkeys(("pp_rank", "tp_rank", "ep_rank"), "no source names it; give --ranks"),
         **{f"allreduce_p{q}_ns": "no AllReduce in the window" for q in (50, 95, 99)},
-        **dict.fromkeys((*WAIT_SUMS, *SPLITS), "no partner of the rank's communication is in this run"),
+        **dict.fromkeys((*WAIT_SUMS, *SPLITS), "a rank has such communication, and no partner of it is in this run"),
         **dict.fromkeys(("attributed_share", "moe_share"), "no layer, or no AllReduce, could be told"),
     }
     return {name: reason for name, reason in reasons.items() if ranks[name].null_count()}
@@ -97,7 +98,8 @@ def _identity_notes(tables: dict[str, pl.DataFrame]) -> list[str]:
     inferred = ranks.filter(pl.col("rank_source") == "inferred").height
     if inferred:
         found.append(
-            f"{inferred} of {ranks.height} ranks are numbered by host and GPU order, a guess: name them with --ranks"
+            f"{inferred} of {counted(ranks.height, 'rank')} {'is' if inferred == 1 else 'are'} numbered by host and "
+            "GPU order, a guess: name them with --ranks"
         )
     worst = ranks["unclassified_share"].max()
     if isinstance(worst, float) and worst > UNCLASSIFIED_WARNING:

@@ -8,6 +8,7 @@ import polars as pl
 
 from nsysk3.analysis.budget import WAITS, Budget, time_budget
 from nsysk3.analysis.intervals import Intervals
+from nsysk3.analysis.partnerless import where_split
 from nsysk3.analysis.rows import by_rank
 from nsysk3.analysis.windows import within
 from nsysk3.classify import COMM_ROLES
@@ -117,10 +118,11 @@ def rank_table(
     sums: pl.DataFrame,
     by_rank: Mapping[int, Budget],
     stability: pl.DataFrame,
+    unsplit: pl.DataFrame,
 ) -> pl.DataFrame:
     """One row a rank, the columns of RankMetrics.
 
-    ``sums``: count_sums; ``stability``: ``rank``, ``stable``, ``reason``, ``coverage``.
+    ``sums``: count_sums; ``stability``: ``rank``, ``stable``, ``reason``, ``coverage``; ``unsplit``: see partnerless.
     """
     numbers = (
         "window_ns", "compute_ns", "comm_ns", "fused_ns", "copy_ns", "graph_ns", "overlap_ns", "exposed_comm_ns",
@@ -131,7 +133,7 @@ def rank_table(
         schema={"rank": pl.Int32, **dict.fromkeys(numbers, pl.Int64)},
     )
     table = ranks
-    for part in (spans, stability, sums):
+    for part in (spans, stability, sums, unsplit):
         table = table.join(part, on="rank", how="left")
     counts = ("allreduce_count", "allreduce_total_ns", "p2p_count", "p2p_total_ns", "kernel_count", "kernel_total_ns")
     starts = windows.select("rank", pl.col("start").alias("window_start_utc_ns"))
@@ -148,6 +150,7 @@ def rank_table(
             *[pl.when(pl.col("_any").is_null()).then(0).otherwise(name).alias(name) for name in WAIT_SUMS],
             *[pl.when(pl.col("_any").fill_null(True)).then(pl.col(name)).alias(name) for name in SPLITS],
         )
+        .with_columns(where_split(f"{state}_ns", state) for state in WAITS)
         .with_columns(
             pl.when(~_opaque()).then(pl.col(name)).alias(name) for name in (*NEEDS_KERNELS, *WAIT_SUMS, *SPLITS)
         )

@@ -19,12 +19,13 @@ Ints = NDArray[np.int64]
 RESULT_BYTES = 64 * 1024
 
 
-def sides(comm: pl.DataFrame, ranks: pl.DataFrame) -> pl.DataFrame:
+def sides(comm: pl.DataFrame, ranks: pl.DataFrame, stages: int = 0) -> pl.DataFrame:
     """Send and receive halves of P2P kernels, each with the channel it belongs to.
 
     Columns: ``event``, ``rank``, ``report``, ``start``, ``end``, ``dur``, ``send`` (bool), ``src``, ``dst`` (ranks),
     ``bytes``, ``channel_source``.  The peer is the payload's peer rank in its communicator; where there is no payload
     it is inferred by whose kernels end together.  A half whose peer stays unknown has a null ``src`` or ``dst``.
+    ``stages``: how many there are, seen or not; 0 where nobody says.
     """
     halves = _halves(comm.filter(pl.col("role") == "p2p"))
     if halves.is_empty():
@@ -32,7 +33,7 @@ def sides(comm: pl.DataFrame, ranks: pl.DataFrame) -> pl.DataFrame:
             pl.lit(None, pl.Int32).alias("src"), pl.lit(None, pl.Int32).alias("dst"),
             pl.lit(None, pl.String).alias("channel_source"),
         )  # fmt: skip
-    peers = pl.concat([_payload_peers(halves, ranks), _inferred_peers(halves, _places(comm, ranks))])
+    peers = pl.concat([_payload_peers(halves, ranks), _inferred_peers(halves, _places(comm, ranks), stages)])
     # A channel named by a payload wins over one that was inferred.
     peers = peers.unique(["rank", "comm", "stream", "send", "peer"], keep="first", maintain_order=True)
     joined = halves.join(peers, on=["rank", "comm", "stream", "send", "peer"], how="left", nulls_equal=True)
@@ -92,10 +93,12 @@ def _places(comm: pl.DataFrame, ranks: pl.DataFrame) -> dict[int, tuple[object, 
     }
 
 
-def _inferred_peers(halves: pl.DataFrame, places: Mapping[int, tuple[object, int | None]]) -> pl.DataFrame:
+def _inferred_peers(halves: pl.DataFrame, places: Mapping[int, tuple[object, int | None]], stages: int) -> pl.DataFrame:
     """For each (rank, stream, direction) without a payload peer, the opposite one whose kernels end with its own.
 
     All ranks of two stages hand over at once: a peer is never of the own stage, and of equals it has the same TP rank.
+    Where their number is known it is of the next stage, or of the first one for the last: with a stage missing from the
+    run, those around it keep to one beat too.
     """
     unnamed = halves.filter(pl.col("comm").is_null() | pl.col("peer").is_null())
     keys: list[tuple[int, int | None, int, bool | None, int | None, int]] = []
@@ -109,7 +112,7 @@ def _inferred_peers(halves: pl.DataFrame, places: Mapping[int, tuple[object, int
         for j, other in enumerate(keys):
             opposite = (one[3] is True and other[3] is False) or (one[3] is None and other[3] is None and i < j)
             (stage, tp), (other_stage, other_tp) = places[one[0]], places[other[0]]
-            if opposite and stage != other_stage:
+            if opposite and stage != other_stage and _neighbours(stage, other_stage, stages):
                 score = _ends_together(ends[i], ends[j], one[5] == other[5])
                 if score > 0:
                     scored.append((score + (tp == other_tp), i, j))
@@ -124,6 +127,12 @@ def _inferred_peers(halves: pl.DataFrame, places: Mapping[int, tuple[object, int
     }  # fmt: skip
     frame = pl.DataFrame(links, schema=schema, orient="row")
     return frame.with_columns(pl.lit("inferred").alias("channel_source"))
+
+
+def _neighbours(one: object, other: object, stages: int) -> bool:
+    if not (stages and isinstance(one, int) and isinstance(other, int)):
+        return True
+    return (one - other) % stages in (1, stages - 1)
 
 
 def _ends_together(a: Ints, b: Ints, one_clock: bool) -> float:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from nsysk3.analysis.budget import Budget
 from nsysk3.analysis.intervals import EMPTY, Intervals, clip, segments, union
+from nsysk3.analysis.partnerless import where_split
 from nsysk3.analysis.rows import by_rank
 from nsysk3.classify import COMM_ROLES
 
@@ -117,6 +118,8 @@ def pipeline_table(
     times: Mapping[int, StageTime],
     budgets: Mapping[int, Budget],
     forwards: pl.DataFrame | None,
+    unsplit: pl.DataFrame,
+    known_stages: int = 0,
 ) -> pl.DataFrame:
     """One row a rank that has a stage.
 
@@ -125,10 +128,11 @@ def pipeline_table(
     plus all idle time; ``micro_batches`` = whole forwards of the rank;
     ``ideal_bubble_share`` = (S-1)/(M+S-1), M the most of any rank; ``imbalance`` = busiest stage over
     mean; forward times null where no forwards were found.  Only the exposed part of a wait counts: a receive that spins
-    beside compute holds nothing up.
+    beside compute holds nothing up.  Waits, and what they are part of, are null where ``unsplit`` (partnerless) says
+    so; ``known_stages``: how many there are, seen or not.
     """
     known = stages.filter(pl.col("stage").is_not_null())
-    number = known["stage"].n_unique()
+    number = max(known["stage"].n_unique(), known_stages)
     batches = _micro_batches(forwards)
     # What the pipeline was given: a stage whose capture lost a forward still had it.
     given = max(batches.values(), default=0)
@@ -159,11 +163,19 @@ def pipeline_table(
         **{f"wait_{phase}_ns": pl.Int64 for phase in PHASES}, "idle_ns": pl.Int64, "bubble_ns": pl.Int64,
         "bubble_share": pl.Float64, "micro_batches": pl.Int64, "ideal_bubble_share": pl.Float64,
     }  # fmt: skip
-    table = pl.DataFrame(rows, schema=schema, orient="row")
+    table = _unknown_left_out(pl.DataFrame(rows, schema=schema, orient="row"), unsplit)
     per_stage = table.group_by("stage").agg(pl.col("busy_ns").median())["busy_ns"]
     mean = per_stage.mean()
     imbalance = per_stage.max() / mean if isinstance(mean, float) and mean > 0 else None  # type: ignore[operator]
     return _with_forwards(table.with_columns(pl.lit(imbalance, pl.Float64).alias("imbalance")), forwards)
+
+
+def _unknown_left_out(table: pl.DataFrame, unsplit: pl.DataFrame) -> pl.DataFrame:
+    stage_wait = ("wait_upstream", "wait_downstream")
+    sums = ("stage_wait_ns", *(f"wait_{phase}_ns" for phase in PHASES), "bubble_ns", "bubble_share")
+    split = [where_split(f"exposed_{wait}_ns", wait) for wait in stage_wait]
+    split += [where_split(name, *stage_wait) for name in sums]
+    return table.join(unsplit, on="rank", how="left", maintain_order="left").with_columns(split).select(table.columns)
 
 
 def _busy(events: pl.DataFrame, low: int, high: int) -> int:

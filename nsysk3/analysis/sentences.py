@@ -8,6 +8,7 @@ import polars as pl
 
 from nsysk3.analysis.layer_summary import outlier_sentences
 from nsysk3.analysis.stragglers import straggler_notes
+from nsysk3.run.words import counted
 
 _MANY_STAGES = 16
 
@@ -71,10 +72,8 @@ def _boundary(name: str, names: Mapping[int, str], pairs: pl.DataFrame, kind: st
     verb = "receiving" if half == "recv" else "sending"
     size = pairs["bytes"].median()
     each = f" of {_bytes(int(size))}" if isinstance(size, float) else ""
-    text = (
-        f"{name}: {_ms(wait + transfer)} {verb} {len(pairs)} {kind}s{each} = {_ms(wait)} waiting for {partner} + "
-        f"{_ms(transfer)} transfer"
-    )
+    what = f"{verb} {counted(len(pairs), kind)}{each}"
+    text = f"{name}: {_ms(wait + transfer)} {what} = {_ms(wait)} waiting for {partner} + {_ms(transfer)} transfer"
     hidden = int(pairs[f"{half}_wait_hidden_ns"].sum())
     if hidden > wait / 100:
         text += f"; {_ms(hidden)} of the waiting ran beside compute and cost nothing"
@@ -101,15 +100,18 @@ def _bubble(tables: Mapping[str, pl.DataFrame]) -> list[str]:
 
 def _collective_sentences(tables: Mapping[str, pl.DataFrame], names: Mapping[int, str]) -> list[str]:
     """Waiting inside collectives, summed over the ranks that took part."""
-    met = tables["collectives"].filter(pl.col("state") != "unmatched")
+    table = tables["collectives"]
+    met, left_out = table.filter(pl.col("wait_ns").is_not_null()), table.filter(pl.col("state") == "incomplete")
+    lost = dict(left_out.group_by("op").len().iter_rows())
     said = []
     by_op = met.group_by("op").agg(
         pl.col("duration_ns", "wait_ns", "transfer_ns").sum(), pl.col("rank").n_unique(), pl.len().alias("n")
     )
     for op, duration, wait, transfer, ranks, n in by_op.sort("duration_ns", descending=True).iter_rows():
+        unseen = f"; {counted(lost[op], 'kernel')} left out, for not all members were seen" if op in lost else ""
         said.append(
-            f"{op}: {_ms(duration / ranks)} per rank in {n / ranks:,.0f} kernels = {_ms(wait / ranks)} waiting for the "
-            f"last rank + {_ms(transfer / ranks)} transfer (mean of {ranks} ranks)"
+            f"{op}: {_ms(duration / ranks)} per rank in {counted(round(n / ranks), 'kernel')} = {_ms(wait / ranks)} "
+            f"waiting for the last rank + {_ms(transfer / ranks)} transfer (mean of {counted(ranks, 'rank')}{unseen})"
         )
     return said
 

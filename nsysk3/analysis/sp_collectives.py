@@ -13,6 +13,7 @@ import polars as pl
 
 from nsysk3.result.model import SpInfo
 from nsysk3.run.manifest import Feature, Manifest
+from nsysk3.run.words import counted
 
 CALLS_SCHEMA = pl.Schema(
     {"operation": pl.String(), "path": pl.String(), "mode": pl.String(), "reason": pl.String(), "calls": pl.Int64()}
@@ -67,7 +68,7 @@ def _state(entry: SpInfo) -> str:
     if not entry.active:
         return f"{asked}, but fell back: {entry.reason}" if entry.fell_back else f"{asked}, did not run: {entry.reason}"
     partly = f"; in part fell back: {entry.reason}" if entry.fell_back else ""
-    return f"{asked} and active, {entry.kernels:,} kernels in the window{partly}"
+    return f"{asked} and active, {counted(entry.kernels or 0, 'kernel')} in the window{partly}"
 
 
 def _nsysk3(feature: Feature | None, kernels: pl.DataFrame, calls: pl.DataFrame, opaque: bool) -> SpInfo | None:

@@ -27,12 +27,14 @@ def stability(
     recordings: pl.DataFrame,
     counts: pl.DataFrame,
     forwards: pl.DataFrame,
+    unsplit: pl.DataFrame,
 ) -> pl.DataFrame:
     """Per rank: ``rank``, ``stable``, ``reason`` (null when stable), ``coverage``.
 
     A rank is stable when it has work in its window, its report recorded at least 90 % of the run's working time, and it
     has as many AllReduce as most ranks of its stage: per whole forward where forwards are known (``forwards``: rank,
-    forward, whole), else in the window.  ``counts``: work_counts.  ``recordings``: see ``coverage``.
+    forward, whole), else in the window; and it found partners wherever others of its stage did.  ``counts``:
+    work_counts.  ``recordings``: see ``coverage``.  ``unsplit``: see partnerless.
     """
     table = ranks.select("rank", "pp_rank").join(coverage(ranks, captures, recordings), on="rank", how="left")
     if forwards["whole"].any():
@@ -40,11 +42,15 @@ def stability(
         counts = counts.select("rank", "work", pl.col("whole_reductions").alias("reductions"))
     else:
         number = ranks.select("rank", pl.lit(1).alias("whole_forwards"))
-    for part in (counts, number):
+    for part in (counts, number, unsplit):
         table = table.join(part, on="rank", how="left")
     rate = pl.when(pl.col("whole_forwards") > 0).then(pl.col("reductions").fill_null(0) / pl.col("whole_forwards"))
     table = table.with_columns(pl.col("work").fill_null(0), rate.alias("rate"))
     table = table.with_columns(pl.col("rate").drop_nulls().mode().sort().first().over("pp_rank").alias("usual"))
+    # A stage that lost all partners has no better ranks: only where others know more is a rank left out of medians.
+    alone = pl.any_horizontal(
+        pl.col(name) & ~pl.col(name).all().over("pp_rank") for name in unsplit.columns if name != "rank"
+    )
     no_forward = pl.col("whole_forwards").fill_null(0) == 0
     reason = (
         pl.when(pl.col("work") == 0).then(pl.lit("no GPU work in the window"))
@@ -53,6 +59,7 @@ def stability(
         .when(no_forward).then(pl.lit("no whole forward in the window"))
         .when(pl.col("rate") != pl.col("usual"))
         .then(pl.format("{} AllReduce where its stage has {}", pl.col("rate").round(2), pl.col("usual").round(2)))
+        .when(alone & pl.col("pp_rank").is_not_null()).then(pl.lit("partners of its communication are not in this run"))
     )  # fmt: skip
     return table.with_columns(reason.alias("reason")).select(
         "rank", pl.col("reason").is_null().alias("stable"), "reason", "coverage"

@@ -77,9 +77,10 @@ def read(_: State, source: Source, say: Say) -> tuple[State, Read]:
                 return _cached(report, source)
             return _compact(report, read_part(report, source.shown), source)
         except NsysK3Error as error:
-            if path == trace.path:
+            if str(path) == source.shown:
                 raise
-            raise type(error)(str(error).replace(str(path), source.shown)) from error  # not the copy's name
+            # By the name that it was asked for, not that of a copy, nor the absolute one that another machine is told.
+            raise type(error)(str(error).replace(str(path), source.shown)) from error
 
 
 def _cached(report: Report, source: Source) -> tuple[State, Read]:

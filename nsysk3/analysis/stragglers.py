@@ -11,13 +11,13 @@ _LATE_NS = 5_000
 
 
 def straggler_table(collectives: pl.DataFrame) -> pl.DataFrame:
-    """One row a communicator, operation and rank, over instances seen on at least two ranks.
+    """One row a communicator, operation and rank, over instances whose members were all seen, at least two.
 
     ``instances``, ``last_count``, ``last_share``, ``late_p50_ns`` and ``late_p95_ns`` (arrival after the middle of the
     other ranks), ``caused_wait_ns`` (what the others waited in the instances in which it was last) and
     ``straggler``: late in most instances, by more than the clock uncertainty.
     """
-    met = collectives.filter(pl.col("state") != "unmatched")
+    met = collectives.filter(pl.col("wait_ns").is_not_null() & (pl.col("ranks_seen") == pl.col("ranks")))
     key = ["communicator", "role", "seq"]
     # A median is a float, which at the size of UTC counts in steps of 256 ns: measure from the first arrival.
     arrival = pl.col("start_utc_ns") - pl.col("start_utc_ns").min().over(key)

@@ -6,6 +6,7 @@ import polars as pl
 
 from nsysk3.analysis.rows import laid_over
 from nsysk3.analysis.windows import within
+from nsysk3.run.words import counted
 
 MAX_ROWS = 100_000
 _WITHOUT_FORWARDS = 2_000
@@ -30,7 +31,7 @@ def forward_spans(forwards: pl.DataFrame, windows: pl.DataFrame) -> tuple[pl.Dat
     mine = whole.filter(pl.col("forward") == chosen).select(
         "rank", pl.col("start_utc_ns").alias("low"), pl.col("end_utc_ns").alias("high")
     )
-    return mine, f"forward {chosen} on {mine.height} ranks"
+    return mine, f"forward {chosen} on {counted(mine.height, 'rank')}"
 
 
 def draw(

@@ -115,7 +115,8 @@ def analyze(
         raise InputError("--workers and --scheduler: one or the other")
     as_recipe = find_recipe(recipe or DEFAULT_RECIPE) if written is OutputFormat.recipe else None
     defaults = load_settings(overrides={"analyze.workers": workers, "analyze.scheduler": scheduler}).analyze
-    crew = crew_of(defaults.workers, None if workers is not None else defaults.scheduler)
+    chosen = None if workers is not None else defaults.scheduler
+    crew = crew_of(defaults.workers, chosen, patience_s=defaults.patience_s)
     with status(quiet) as progress, crew:
         result = run_analysis(
             paths,

@@ -10,6 +10,7 @@ import typer
 
 from nsysk3.cli.progress import status
 from nsysk3.cli.report import Language
+from nsysk3.errors import InputError
 
 if TYPE_CHECKING:
     from nsysk3.compare.model import Comparison
@@ -31,7 +32,7 @@ def compare(
         list[str] | None, typer.Option(help="Name of a run; one for each, base first. Default: its PP degree.")
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the comparison as JSON.")] = False,
-    form: Annotated[Format, typer.Option("--format", help="What to write.")] = Format.text,
+    form: Annotated[Format | None, typer.Option("--format", help="What to write. Default: text.")] = None,
     out: Annotated[Path | None, typer.Option(help="File to write to instead of stdout.")] = None,
     fail_on: Annotated[
         list[str] | None,
@@ -57,13 +58,14 @@ def compare(
     from nsysk3.compare.gate import FAILED, Gate, check
 
     gates = [Gate.parse(text) for text in fail_on or ()]
+    _refuse_what_would_be_ignored(json, form, lang)
     from nsysk3.cli.results import open_result, tell_problems
     from nsysk3.run.files import write_text
 
     with status(quiet) as progress:
         results = [open_result(path, window, progress) for path in (base, *others)]
         comparison = run_comparison(results[0], results[1:], label)
-    text = comparison.to_json() if json else _rendered(comparison, results, form, lang)
+    text = comparison.to_json() if json else _rendered(comparison, results, form or Format.text, lang)
     if out:
         write_text(out, text, (base, *others))
         typer.echo(f"comparison written to {out}", err=True)
@@ -75,6 +77,13 @@ def compare(
     if any(outcome.state == "failed" for outcome in outcomes):
         raise typer.Exit(FAILED)
     tell_problems(*results)
+
+
+def _refuse_what_would_be_ignored(json: bool, form: Format | None, lang: Language | None) -> None:
+    if json and form is not None:
+        raise InputError(f"--json and --format {form.value}: give one of them")
+    if lang is not None and form is not Format.html:
+        raise InputError(f"--lang {lang.value} is for --format html: everything else is in English")
 
 
 def _rendered(comparison: Comparison, results: list[Result], form: Format, lang: Language | None) -> str:

@@ -29,6 +29,7 @@ def export_trace(
     each Send to its Recv.
     """
     from nsysk3.analysis.cross import cross_rank
+    from nsysk3.analysis.members import Membership
     from nsysk3.analysis.roles import assign_roles
     from nsysk3.classify import RuleSet
     from nsysk3.report.perfetto import write_trace
@@ -42,7 +43,7 @@ def export_trace(
     with status(quiet) as progress:
         run = load(paths, nsys=nsys, ranks=ranks, progress=progress)
         named = assign_roles(run.events, run.names, run.nccl_calls, RuleSet.load(rules))
-        found = cross_rank(named, run.ranks, len(run.reports))
+        found = cross_rank(named, run.ranks, len(run.reports), Membership.of(run))
         count = write_trace(out, found.events, run.ranks, run.names, found.pairs)
     typer.echo(f"{count:,} events written to {out}", err=True)
     for problem in run.problems:

@@ -47,6 +47,7 @@ def nccl_bench(
     """
     from nsysk3.errors import InputError, RunFailedError
     from nsysk3.run.nccl_log import read_nccl_log
+    from nsysk3.run.words import counted
     from nsysk3.sweep.nccl_table import domain_table, keep, rows_of, wrong_values
     from nsysk3.sweep.terminal import console, print_table
 
@@ -75,4 +76,5 @@ def nccl_bench(
         keep(out or Path(), rows)
     print_table(domain_table(rows), console())
     if wrong := wrong_values(logs):
-        raise RunFailedError(f"{wrong:,} values were wrong after communication: do not trust results of these links")
+        were = f"{counted(wrong, 'value')} {'was' if wrong == 1 else 'were'} wrong"
+        raise RunFailedError(f"{were} after communication: do not trust results of these links")

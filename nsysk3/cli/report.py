@@ -10,6 +10,7 @@ import typer
 
 from nsysk3.cli.browser import show
 from nsysk3.cli.progress import status
+from nsysk3.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,6 +54,10 @@ def report(
 
     Results that analyze saved are used as they are; traces are analysed first, and nothing but the page is written.
     """
+    if form is Format.md and lang is not None:
+        raise InputError(f"--lang {lang.value} is for --format html: everything else is in English")
+    if form is Format.md and out is None and open_page:
+        raise InputError("--open: --format md without --out writes no file to show")
     from nsysk3.cli.results import tell_problems
     from nsysk3.run.files import write_text
 

@@ -29,7 +29,8 @@ def analyzed(paths: Path | list[Path], window: str | None, progress: Callable[[s
 
     asked = {} if window is None else {"window": window}
     settings = load_settings().analyze.model_dump()
-    with crew_of(settings.pop("workers"), settings.pop("scheduler")) as crew:
+    workers, scheduler, patience = (settings.pop(name) for name in ("workers", "scheduler", "patience_s"))
+    with crew_of(workers, scheduler, patience_s=patience) as crew:
         return analyze(paths, progress=progress, crew=crew, **{**settings, **asked})
 
 

@@ -47,6 +47,7 @@ def simulate(
     truth.parquet and truth.json, which say what every kernel really waited for. Everything made from it says that it is
     simulated.
     """
+    from nsysk3.run.words import counted
     from nsysk3.simulate.faults import FAULTS
     from nsysk3.simulate.run import simulate as run_simulation
     from nsysk3.simulate.setup import configure
@@ -67,6 +68,6 @@ def simulate(
         made = run_simulation(config, out, force=force, progress=progress)
     if not quiet:
         typer.echo(
-            f"{made.directory}: {config.simulated}; PP{config.pp}/TP{config.tp} on {config.nodes} nodes, "
-            f"{made.recorded:,} of {made.kernels:,} kernels recorded, {made.rows:,} rows"
+            f"{made.directory}: {config.simulated}; PP{config.pp}/TP{config.tp} on {counted(config.nodes, 'node')}, "
+            f"{made.recorded:,} of {counted(made.kernels, 'kernel')} recorded, {counted(made.rows, 'row')}"
         )

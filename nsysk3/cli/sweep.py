@@ -52,7 +52,7 @@ def sweep(
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="Folder for the results. Default: a new sweep-DATE-TIME; with --resume the newest."),
+        typer.Option(help="Folder for the results. Default: a new sweep-DATE-TIME-ID; with --resume the newest."),
     ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the sweep in --out: only what is missing.")
@@ -154,11 +154,11 @@ def report(
 
 
 def _merged(directory: Path, baselines: list[Path], accept: list[str]) -> Sweep:
-    from nsysk3.sweep.merge import check_accepted, kept_baselines, merged, read_sweep
+    from nsysk3.sweep.merge import check_asked, kept_baselines, merged, read_sweep
 
     own = read_sweep(directory)
     others = [*kept_baselines(own.folder), *(read_sweep(path) for path in baselines)]
-    check_accepted(accept, own.record, others)
+    check_asked(accept, own.folder, own.record, others)
     return merged(own, others, [*own.record.accepted, *accept])
 
 

@@ -11,6 +11,7 @@ _STAGE_WAIT = (
     "with a pipeline the communication time holds Stage wait inside SendRecv, without one it cannot: across PP degrees "
     "the two do not measure the same thing"
 )
+_FEWER_LAYERS = "a rank of a deeper pipeline holds fewer layers, so that fewer launches on it are the layout itself"
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class Metric:
     better: Literal["lower", "higher"] | None = "lower"
     scopes: tuple[Scope, ...] = ("window", "forward", "1k_tokens")
     apart: str | None = None
-    """Why runs of different PP degrees are not like for like; those of one degree are of the group ``comm``."""
+    """Why runs of different PP degrees are not like for like; at one degree of the group given, ``comm`` for apart."""
 
     @property
     def unit(self) -> Unit:
@@ -45,9 +46,9 @@ METRICS = (
     Metric("allreduce_transfer_ns", "AllReduce transfer", "allreduce"),
     Metric("allreduce_p95_ns", "AllReduce p95", "allreduce", scopes=_ONCE),
     Metric("moe_share", "MoE share of AllReduce time", "allreduce", None, _ONCE),
-    Metric("reduce_scatter_count", "ReduceScatter calls", "scatter", None),
+    Metric("reduce_scatter_count", "ReduceScatter calls", "scatter", None, apart=_FEWER_LAYERS),
     Metric("reduce_scatter_total_ns", "ReduceScatter total", "scatter", None),
-    Metric("all_gather_count", "AllGather calls", "scatter", None),
+    Metric("all_gather_count", "AllGather calls", "scatter", None, apart=_FEWER_LAYERS),
     Metric("all_gather_total_ns", "AllGather total", "scatter", None),
     Metric("p2p_count", "P2P kernels", "p2p", None),
     Metric("p2p_total_ns", "P2P total", "p2p"),
@@ -66,9 +67,9 @@ METRICS = (
     Metric("exposed_wait_ns", "Exposed wait", "time"),
     Metric("idle_ns", "Idle", "time"),
     Metric("stage_idle_ns", "Idle for another stage", "time"),
-    Metric("kernel_count", "Kernels", "launches", None),
-    Metric("layer_kernel_count", "Kernels a layer", "launches", None, ("forward",)),
-    Metric("fused_count", "Fused kernels", "launches", None),
+    Metric("kernel_count", "Kernels", "launches", None, apart=_FEWER_LAYERS),
+    Metric("layer_kernel_count", "Launches a layer", "launches", None, ("forward",)),
+    Metric("fused_count", "Fused kernels", "launches", None, apart=_FEWER_LAYERS),
     Metric("exposed_comm_share", "Exposed communication share", "apart", scopes=_ONCE, apart=_STAGE_WAIT),
     Metric("comm_share", "NCCL wall share", "apart", scopes=_ONCE, apart=_STAGE_WAIT),
     Metric("exposed_comm_ns", "Exposed communication", "apart", apart=_STAGE_WAIT),

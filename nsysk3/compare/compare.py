@@ -16,10 +16,14 @@ from nsysk3.compare.samples import WINDOW, RunSamples
 from nsysk3.compare.statistics import (
     FEW_SAMPLES,
     MIN_SAMPLES,
+    NO_BASE,
+    NO_VALUE,
+    ZERO_BASE,
     Floats,
     Samples,
     interval,
     judged,
+    ratio_interval,
     replicates,
 )
 from nsysk3.compare.verdict import notes, row_note, verdict
@@ -107,18 +111,18 @@ def _row(
     seed: int,
 ) -> Row | None:
     found = [run.find(metric.name, scope) for run in runs]
-    if not any(found):
-        if scope == "1k_tokens" or (scope == "forward" and "window" in metric.scopes and metric.group not in _LED):
-            return None  # the first rows already say why
-        found = [{} for _ in runs]
-    source, chosen = _common(found)
+    # What no run has for a reason that the first rows give needs no row of its own.
+    led = scope == "1k_tokens" or (scope == "forward" and "window" in metric.scopes and metric.group not in _LED)
+    if led and not any(found) and not any(run.parted(metric.name, scope) for run in runs):
+        return None
+    source, chosen = _common(found, runs)
     key = zlib.crc32(f"{metric.name}/{scope}".encode())
     drawn = [
         replicates(samples, rank_seed=(seed, key, 0, groups[i]), forward_seed=(seed, key, 1, i)) if samples else None
         for i, samples in enumerate(chosen)
     ]
     values = [
-        _value(samples, drawn[i], runs[i].reason(metric.name, scope), bool(found[i]))
+        _value(samples, drawn[i], "" if samples else runs[i].reason(metric.name, scope), bool(found[i]))
         for i, samples in enumerate(chosen)
     ]
 
@@ -128,24 +132,28 @@ def _row(
         alike = metric.apart is None or (len(degrees) == 1 and None not in degrees)
         return _delta((names[one], names[two]), (values[one], values[two]), (drawn[one], drawn[two]), alike)
 
+    left = [f"{names[i]}: {why}" for i, each in enumerate(chosen) if each and (why := runs[i].left_out(each))]
+    note = "; ".join([*([said] if (said := row_note(metric.name, scope, runs, names)) else []), *left]) or None
     deltas = [delta(*pair) for pair in pairs]
     laddered = [delta(*step) for step in steps]
     apart = not all(each.like_for_like for each in (*deltas, *laddered))
-    group: Group = "comm" if metric.group == "apart" and not apart else metric.group
+    alike: Group = "comm" if metric.group == "apart" else metric.group
     return Row(
-        metric=metric.name, label=metric.label, unit=metric.unit, group=group, scope=scope,
+        metric=metric.name, label=metric.label, unit=metric.unit, group="apart" if apart else alike, scope=scope,
         better=metric.better, samples=source, values=values, deltas=deltas, steps=laddered,
-        why_apart=metric.apart if apart else None, note=row_note(metric.name, scope, runs, names),
+        why_apart=metric.apart if apart else None, note=note,
     )  # fmt: skip
 
 
-def _common(found: Sequence[dict[str, Samples]]) -> tuple[str, list[Samples | None]]:
-    """Samples of all runs taken from the same thing, the best thing that all have that have any."""
-    having = [each for each in found if each]
-    for source in having[0] if having else ():
-        if all(source in each for each in having):
-            return source, [each.get(source) for each in found]
-    return WINDOW, [None for _ in found]
+def _common(found: Sequence[dict[str, Samples]], runs: Sequence[RunSamples]) -> tuple[str, list[Samples | None]]:
+    """Samples of all runs taken from the same thing: the best that all have that have any, first of every rank."""
+    having = [(run, each) for run, each in zip(runs, found, strict=True) if each]
+    shared = [source for source in (having[0][1] if having else ()) if all(source in each for _, each in having)]
+    if not shared:
+        return WINDOW, [None for _ in found]
+    whole = (source for source in shared if not any(run.left_out(each[source]) for run, each in having))
+    source = next(whole, shared[0])
+    return source, [each.get(source) for each in found]
 
 
 def _value(samples: Samples | None, drawn: Floats | None, reason: str, other_kind: bool) -> Value:
@@ -153,24 +161,23 @@ def _value(samples: Samples | None, drawn: Floats | None, reason: str, other_kin
         why = "the runs give it in different ways" if other_kind else reason
         return Value(value=None, low=None, high=None, ranks=0, forwards=0, n=0, reason=why)
     span = interval(drawn) if drawn is not None else None
-    ranks, forwards = samples.values.shape
     return Value(
         value=samples.median,
         low=span.low if span else None,
         high=span.high if span else None,
         ranks=int(np.count_nonzero(~np.isnan(samples.values).all(axis=1))),
-        forwards=forwards if samples.per_forward else 0,
+        forwards=samples.values.shape[1] if samples.per_forward else 0,
         n=samples.n,
-        reason=_doubt(samples, ranks) if span is None or samples.units < FEW_SAMPLES else None,
+        reason=_doubt(samples, span is None) if span is None or samples.units < FEW_SAMPLES else None,
     )
 
 
-def _doubt(samples: Samples, ranks: int) -> str:
+def _doubt(samples: Samples, none: bool) -> str:
     unit = "forward" if samples.draws_forwards else "rank"
     number = f"{samples.units} {unit}{'s' if samples.units != 1 else ''}"
     if samples.units < MIN_SAMPLES:
         return f"{number}: an interval needs {MIN_SAMPLES}"
-    return f"only {number}: the interval is rough, probably too narrow"
+    return NO_VALUE if none else f"only {number}: the interval is rough, probably too narrow"
 
 
 def _delta(
@@ -185,8 +192,9 @@ def _delta(
     span = share = None
     if drawn[0] is not None and drawn[1] is not None:
         span = interval(drawn[1] - drawn[0])
-        if one.value > 0 and (drawn[0] > 0).all():
-            share = interval(drawn[1] / drawn[0] - 1)
+        share = ratio_interval(drawn[0], drawn[1]) if one.value > 0 else None
+        if span and not share:
+            made["reason"] = "; ".join([*reasons, ZERO_BASE if one.value > 0 else NO_BASE])
     return Delta(
         **made,
         change=two.value - one.value,

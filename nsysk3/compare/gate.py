@@ -9,6 +9,7 @@ from typing import Literal, cast
 
 from nsysk3.compare.catalog import BY_NAME, SCOPE_LABELS
 from nsysk3.compare.model import Comparison, Delta, Row, Scope, Value
+from nsysk3.compare.statistics import NO_BASE, NO_VALUE
 from nsysk3.errors import InputError
 
 FAILED = 1
@@ -91,7 +92,9 @@ def _judged(gate: Gate, row: Row, delta: Delta, value: Value) -> Outcome:
     }[gate.of]
     where = f"{gate.text}: {delta.other} against {delta.base} {SCOPE_LABELS[row.scope]}"
     if point is None or low is None or high is None:
-        why = delta.reason or value.reason or "the base is 0, so there is no relative change"
+        # A base of 0 leaves no relative change to decide on, whatever else the samples lack.
+        none = gate.of == "share" and delta.change is not None and point is None
+        why = NO_BASE if none else delta.reason or value.reason or NO_VALUE
         return Outcome("undecided", f"{where}: undecided, {why}")
     beyond = low > gate.threshold if gate.side == ">" else high < gate.threshold
     middle, *ends = (_number(number, gate, row) for number in (point, low, high))

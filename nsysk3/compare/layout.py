@@ -9,6 +9,7 @@ import polars as pl
 
 from nsysk3.compare.model import Layout
 from nsysk3.result import Result
+from nsysk3.run.words import counted
 
 
 def layout_of(result: Result) -> Layout:
@@ -48,5 +49,5 @@ def _number(topology: object, key: str) -> int | None:
 
 def _layout(pp: int | None, tp: int | None, ep: int | None, ranks: int, source: Any, note: str | None) -> Layout:
     parts = [f"{name}{size}" for name, size in (("PP", pp), ("TP", tp), ("EP", ep)) if size]
-    text = " / ".join(parts) if pp else f"{ranks} ranks, layout unknown"
+    text = " / ".join(parts) if pp else f"{counted(ranks, 'rank')}, layout unknown"
     return Layout(pp=pp, tp=tp, ep=ep, ranks=ranks, source=source, text=text, note=note)

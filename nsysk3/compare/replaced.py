@@ -14,6 +14,11 @@ _TAKERS = (
 # What is left of AllReduce are other calls (embedding, logits): that they take less time is neither good nor bad.
 FUSED = "fused kernels communicate too, and their time is in neither communication nor compute"
 _NOTED = ("allreduce_total_ns", "allreduce_p50_ns")
+# What fused kernels do is in none of these, so that less of them is no gain by itself, nor more a loss.
+_WITHOUT_FUSED = (
+    "comm_ns", "comm_share", "exposed_comm_ns", "exposed_comm_share", "exposed_transfer_ns",
+    "exposed_wait_ns",
+)  # fmt: skip
 _NOT_BETTER = (*_NOTED, "allreduce_p95_ns", "allreduce_wait_ns", "allreduce_transfer_ns")
 
 
@@ -39,27 +44,35 @@ def told(comparison: Comparison, found: Mapping[str, str]) -> list[str]:
 
 
 def with_replaced(comparison: Comparison) -> list[Row]:
-    """The rows; those that hold the AllReduce which are left against all that there were say so."""
+    """The rows; those say so that hold what is left of replaced AllReduce, or of communication that was fused."""
+    rows = comparison.rows
     found = takers(comparison)
-    if not (said := told(comparison, found)):
-        return comparison.rows
-    text = "; ".join([*said, "those that are left are other calls"])
-    rows = [_noted(row, text) if row.metric in _NOT_BETTER else row for row in comparison.rows]
-    if not has_fused(found):
-        return rows
-    return [row.model_copy(update={"note": FUSED}) if row.metric == "comm_ns" else row for row in rows]
+    if said := told(comparison, found):
+        text = "; ".join([*said, "those that are left are other calls"])
+        rows = [
+            _noted(row, text if row.metric in _NOTED else None) if row.metric in _NOT_BETTER else row for row in rows
+        ]
+    if fused(comparison):
+        told_in = ("comm_ns", "exposed_comm_ns")
+        rows = [
+            _noted(row, FUSED if row.metric in told_in else None) if row.metric in _WITHOUT_FUSED else row
+            for row in rows
+        ]
+    return rows
 
 
-def has_fused(found: Mapping[str, str]) -> bool:
-    """Whether some of the communication went into fused kernels."""
-    return any("fused" in names for names in found.values())
+def fused(comparison: Comparison) -> bool:
+    """Whether some of the communication went into fused kernels of which the runs have none or fewer."""
+    if any("fused" in names for names in takers(comparison).values()):
+        return True
+    rows = [comparison.row(metric, "window") for metric in ("fused_count", "fused_ns")]
+    return any({0.0} < {bool(value.value) for value in row.values if value.value is not None} for row in rows if row)
 
 
-def _noted(row: Row, text: str) -> Row:
-    changed: dict[str, object] = {"better": None}
-    if row.metric in _NOTED:
-        changed["note"] = f"{row.note}; {text}" if row.note else text
-    return row.model_copy(update=changed)
+def _noted(row: Row, text: str | None) -> Row:
+    """The row as one where less is neither good nor bad, with ``text`` for its reader."""
+    note = "; ".join(each for each in (row.note, text) if each)
+    return row.model_copy(update={"better": None, "note": note or None})
 
 
 def _two(row: Row | None, index: int) -> tuple[float | None, float | None]:

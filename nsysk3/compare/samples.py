@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 import polars as pl
 
-from nsysk3.compare.calls import GRAPHS, layer_counts, no_layer_counts, other_cells, placed, with_counts, with_kernels
+from nsysk3.compare.calls import GRAPHS, layer_counts, no_layer_counts, other_cells, placed, with_kernels
 from nsysk3.compare.catalog import BY_NAME
+from nsysk3.compare.derived import FROM_PIPELINE, whole_sum, with_derived
 from nsysk3.compare.layout import layout_of, stage_of
 from nsysk3.compare.model import Layout, Scope
+from nsysk3.compare.spoken import CUT_FORWARDS, left_out, of_the_run
 from nsysk3.compare.statistics import Samples
-from nsysk3.compare.windowed import in_window, whole_forwards, windows
+from nsysk3.compare.windowed import touching, unbroken, whole_forwards
 from nsysk3.result import Result
 
 NO_FORWARDS = "no whole forward was found in the window"
-CUT_FORWARDS = "the window holds forwards that are not whole: analyze with --window prefill"
-SOME_STAGES = "only some of the stages tell it"
+NOT_MEASURED = "not measured"
 NO_TOKENS = "the trace does not tell how many tokens a forward had"
 # What the samples were taken from.
 WINDOW = "one number a rank: its window"
 PER_FORWARD = "one number a rank: its window divided by its forwards"
+WHOLE = "one number a rank: its longest unbroken row of whole forwards, first start to last end, divided by them"
 OVER_FORWARDS = "one number a rank: over its forwards"
 COLLECTIVES = "ranks x forwards: AllReduce kernels that start in the forward"
 OTHERS = "ranks x forwards: ReduceScatter and AllGather kernels that start in the forward"
@@ -34,7 +35,6 @@ _KEY = ["rank", "forward"]
 # Forwards with less of the window's AllReduce calls are not its work, whatever was taken for them.
 _LITTLE = 0.25
 _FROM_LAYERS = ("compute_ns", "fused_ns", "exposed_comm_ns")
-_FROM_PIPELINE = ("stage_wait_ns", "bubble_ns", "bubble_share")
 
 
 @dataclass(frozen=True)
@@ -52,28 +52,39 @@ class RunSamples:
 
     def find(self, metric: str, scope: Scope) -> dict[str, Samples]:
         """By what they were taken from, best first; empty where there are none (then see ``reason``)."""
+        found = self._found(metric, scope)
+        return {source: each for source, each in found.items() if each.n and of_the_run(each, self._stable)}
+
+    def _found(self, metric: str, scope: Scope) -> dict[str, Samples]:
+        """The same, of however few ranks."""
+        column, found = self._window(metric), {}
         if scope == "window":
-            column = self._window(metric)
             return {WINDOW: self._per_rank(column)} if column is not None else {}
         if self.held is not None and self.held < _LITTLE:
             return {}
-        found = {}
         for source, cells in self._cells.items():
             if metric == "exposed_comm_ns" and (self.layout.pp or 1) > 1:
                 continue  # a pipeline's Send/Recv belongs to no layer: a sum over layers would leave it out
             if metric in cells.columns:
                 found[source] = self._per_cell(cells, metric, scope)
-        column = self._window(metric) if "1k_tokens" in BY_NAME[metric].scopes else None  # else nothing to divide
-        if column is not None:
+        if column is not None and "1k_tokens" in BY_NAME[metric].scopes:  # else nothing to divide
             found[PER_FORWARD] = self._per_rank(column / self._count(scope))
-        if metric == "forward_p95_ns" and (column := self._window(metric)) is not None:
+        if metric == "window_ns" and self._forwards.height and len(self._cut_ranks) < self._stable.height:
+            # Nothing else of a cut window is told by its forwards; where every one is cut, the window is the wrong one.
+            found[WHOLE] = self._per_rank(self._wall(scope))
+        if metric == "forward_p95_ns" and column is not None:
             found[OVER_FORWARDS] = self._per_rank(column)
-        return {source: samples for source, samples in found.items() if samples.n and self._of_all_stages(samples)}
+        return found
 
-    def _of_all_stages(self, samples: Samples) -> bool:
-        """A median over some of the stages is not one over the run: stages do different work."""
-        told = samples.stages[~np.isnan(samples.values).all(axis=1)]
-        return set(told.tolist()) == set(self._stable["stage"].to_list())
+    def parted(self, metric: str, scope: Scope) -> bool:
+        """Whether forwards cut by the window, or ranks that lack it, are why ``find`` has nothing."""
+        if self._cut_ranks and scope != "window" and "1k_tokens" in BY_NAME[metric].scopes:
+            return self._window(metric) is not None and bool(self._forwards.height)
+        return any(samples.n for samples in self._found(metric, scope).values())
+
+    def left_out(self, samples: Samples) -> str | None:
+        """Stable ranks that have no part in ``samples``, and why; None where all have."""
+        return left_out(samples, self._stable, self._cut_ranks)
 
     def reason(self, metric: str, scope: Scope) -> str:
         """Why ``find`` has nothing."""
@@ -87,13 +98,16 @@ class RunSamples:
             return NO_TOKENS
         if metric == "kernel_count" and self._window(metric) is None:
             return GRAPHS
-        if metric == "layer_kernel_count":
+        if metric == "layer_kernel_count" and not self._found(metric, scope):
             return no_layer_counts(self._layers)
-        if metric in _FROM_PIPELINE and self._window(metric) is None:
+        if metric in FROM_PIPELINE and self._window(metric) is None:
             return "the stages of the ranks are not known"
-        if scope != "window" and self._window(metric) is not None:
-            return CUT_FORWARDS if self._cut_ranks else SOME_STAGES
-        return self.result.document.not_measured.get(metric, "not measured")
+        for samples in self._found(metric, scope).values():
+            if samples.n and (why := self.left_out(samples)):
+                return why
+        if scope != "window" and self._cut_ranks and self._window(metric) is not None:
+            return CUT_FORWARDS
+        return self.result.document.not_measured.get(metric, NOT_MEASURED)
 
     @property
     def world_ranks(self) -> tuple[int, ...]:
@@ -120,55 +134,7 @@ class RunSamples:
         stages = stage_of(self.result)
         named = [-1 if stages.get(rank) is None else stages[rank] for rank in table["rank"].to_list()]
         table = table.with_columns(pl.Series("stage", named, pl.Int64))
-        return self._with_derived(table.filter(pl.col("stable")))
-
-    def _with_derived(self, table: pl.DataFrame) -> pl.DataFrame:
-        """Add the metrics that are not in rank_metrics."""
-        share = pl.when(pl.col("window_ns") > 0)
-        table = table.with_columns(share.then(pl.col("comm_ns") / pl.col("window_ns")).alias("comm_share"))
-        pipeline = self.result.tables.get("pipeline")
-        if pipeline is not None and pipeline.height:
-            table = table.join(pipeline.select("rank", *_FROM_PIPELINE), on="rank", how="left", maintain_order="left")
-        elif self.layout.pp == 1:
-            # One stage waits for no other; what is left of the bubble is idle time.
-            idle = pl.col("idle_ns")
-            table = table.with_columns(
-                pl.lit(0).alias("stage_wait_ns"), idle.alias("bubble_ns"),
-                share.then(idle / pl.col("window_ns")).alias("bubble_share"),
-            )  # fmt: skip
-        for part in (self._allreduce_split(table), self._p2p_transfer(table)):
-            table = table.join(part, on="rank", how="left", maintain_order="left")
-        table = with_counts(self.result, table)
-        own = table["p2p_count"] == 0
-        table = table.with_columns(pl.when(own).then(0).otherwise("p2p_transfer_ns").alias("p2p_transfer_ns"))
-        none = pl.col("allreduce_count") == 0
-        parts = ("allreduce_wait_ns", "allreduce_transfer_ns")
-        table = table.with_columns(pl.when(none).then(0).otherwise(name).alias(name) for name in parts)
-        spent = pl.col("end_utc_ns") - pl.col("start_utc_ns")
-        forwards = whole_forwards(self.result, table)
-        times = forwards.group_by("rank").agg(spent.quantile(0.95, "linear").alias("forward_p95_ns"))
-        return table.join(times, on="rank", how="left", maintain_order="left")
-
-    def _allreduce_split(self, ranks: pl.DataFrame) -> pl.DataFrame:
-        """Wait and transfer of AllReduce kernels of the window, null where some found no partner."""
-        found = in_window(self.result.tables.get("collectives"), ranks, "start_utc_ns")
-        if found is None:
-            return ranks.select("rank", *_nulls("allreduce_wait_ns", "allreduce_transfer_ns"))
-        found = found.filter(pl.col("op") == "allreduce")
-        return found.group_by("rank").agg(_whole("wait_ns", "allreduce"), _whole("transfer_ns", "allreduce"))
-
-    def _p2p_transfer(self, ranks: pl.DataFrame) -> pl.DataFrame:
-        """Transfer of pipeline sends and receives of the window that found their partner."""
-        pairs = self.result.tables.get("p2p")
-        if pairs is None or pairs.is_empty():
-            return ranks.select("rank", *_nulls("p2p_transfer_ns"))
-        sides = []
-        for rank, side in (("src_rank", "send"), ("dst_rank", "recv")):
-            names = {rank: "rank", f"{side}_start_utc_ns": "start_utc_ns", f"{side}_transfer_ns": "p2p_transfer_ns"}
-            sides.append(pairs.select(*names).rename(names))
-        found = in_window(pl.concat(sides), ranks, "start_utc_ns")
-        assert found is not None
-        return found.group_by("rank").agg(pl.col("p2p_transfer_ns").sum())
+        return with_derived(self.result, self.layout, table.filter(pl.col("stable")))
 
     def _window(self, metric: str) -> pl.Series | None:
         if metric not in self._stable.columns or self._stable[metric].null_count() == self._stable.height:
@@ -186,6 +152,13 @@ class RunSamples:
         joined = self._stable.select("rank").join(counted, on="rank", how="left", maintain_order="left")[scope]
         return pl.select(pl.when(joined > 0).then(joined).otherwise(float("nan"))).to_series().fill_null(float("nan"))
 
+    def _wall(self, scope: Scope) -> pl.Series:
+        """Of a rank's unbroken row of whole forwards, null where it has none."""
+        spans = unbroken(touching(self.result, self._stable), self._forwards)
+        per = {"forward": pl.col("forwards"), "1k_tokens": pl.col("tokens") / 1000}[scope]
+        spans = spans.with_columns((pl.col("ns") / pl.when(per > 0).then(per)).alias("wall"))
+        return self._stable.select("rank").join(spans, on="rank", how="left", maintain_order="left")["wall"]
+
     def _per_rank(self, column: pl.Series) -> Samples:
         values = column.fill_null(float("nan")).to_numpy()
         return Samples.of(values, self._stable["rank"].to_list(), self._stable["stage"].to_list(), per_forward=False)
@@ -200,13 +173,7 @@ class RunSamples:
     @cached_property
     def _cut_ranks(self) -> list[int]:
         """Ranks whose window holds work of forwards that are not whole, or do not lie in it as a whole."""
-        forwards = self.result.tables.get("forwards")
-        if forwards is None or forwards.is_empty():
-            return []
-        touching = forwards.join(windows(self._stable), on="rank").filter(
-            (pl.col("end_utc_ns") > pl.col("_low")) & (pl.col("start_utc_ns") < pl.col("_high"))
-        )
-        cut = touching.join(self._forwards, on=_KEY, how="anti")
+        cut = touching(self.result, self._stable).join(self._forwards, on=_KEY, how="anti")
         return sorted(cut["rank"].unique().to_list())
 
     @property
@@ -241,8 +208,8 @@ class RunSamples:
                 pl.len().cast(pl.Int64).alias("allreduce_count"),
                 pl.col("duration_ns").sum().alias("allreduce_total_ns"),
                 pl.col("duration_ns").median().alias("allreduce_p50_ns"),
-                _whole("wait_ns", "allreduce"),
-                _whole("transfer_ns", "allreduce"),
+                whole_sum("wait_ns", "allreduce"),
+                whole_sum("transfer_ns", "allreduce"),
             )
         )
         table = forwards.select(*_KEY, "tokens").join(cells, on=_KEY, how="left")
@@ -272,19 +239,10 @@ class RunSamples:
         if scope == "1k_tokens":
             value = pl.when(pl.col("tokens") > 0).then(value / pl.col("tokens") * 1000)
         wide = cells.select(*_KEY, value.alias("value")).pivot(on="forward", index="rank", values="value")
-        wide = self._stable.select("rank", "stage").join(wide, on="rank", how="inner", maintain_order="left")
+        wide = self._stable.select("rank", "stage").join(wide, on="rank", how="left", maintain_order="left")
         numbers = sorted((name for name in wide.columns if name not in ("rank", "stage")), key=int)
         values = wide.select(pl.col(numbers).fill_null(float("nan"))).to_numpy() if numbers else np.empty((0, 0))
         return Samples.of(values, wide["rank"].to_list(), wide["stage"].to_list())
-
-
-def _whole(name: str, prefix: str) -> pl.Expr:
-    """A sum that is null when one of its terms is."""
-    return pl.when(pl.col(name).null_count() == 0).then(pl.col(name).sum()).alias(f"{prefix}_{name}")
-
-
-def _nulls(*names: str) -> Iterable[pl.Expr]:
-    return [pl.lit(None, pl.Int64).alias(name) for name in names]
 
 
 def _median(values: pl.Series) -> float | None:

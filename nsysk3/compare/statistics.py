@@ -23,7 +23,13 @@ REPLICATES = 1000
 MIN_SAMPLES = 3
 # With fewer units a percentile bootstrap is known to give intervals that are too narrow.
 FEW_SAMPLES = 8
+# Why there is no interval, or no relative one.
+NO_VALUE = "too many of the draws of ranks and forwards have no value"
+NO_BASE = "the base is 0, so there is no relative change"
+ZERO_BASE = "in some draws of its ranks and forwards the base is 0, so the relative change has no interval"
 _CELLS = 8_000_000
+# Of the replicates, at least; a percentile of fewer is one of what happened to have a value.
+_WITH_VALUE = 0.95
 
 
 @dataclass(frozen=True)
@@ -42,8 +48,11 @@ class Samples:
     def of(cls, values: Floats, ranks: Sequence[int], stages: Sequence[int], per_forward: bool = True) -> Samples:
         """Rows in the order of ``ranks``, so that the order in which they came changes nothing."""
         order = np.argsort(np.asarray(ranks, np.int64), kind="stable")
+        table = np.asarray(values, np.float64).reshape(len(ranks), -1)[order]
+        if per_forward:
+            table = table[:, ~np.isnan(table).all(axis=0)]  # a forward that no rank has is no sample
         return cls(
-            np.asarray(values, np.float64).reshape(len(ranks), -1)[order],
+            table,
             np.asarray(ranks, np.int64)[order],
             np.asarray(stages, np.int64)[order],
             per_forward,
@@ -61,8 +70,8 @@ class Samples:
 
     @property
     def units(self) -> int:
-        """Forwards where there are enough to draw from, else ranks."""
-        return int(self.values.shape[1 if self.draws_forwards else 0])
+        """Forwards where there are enough to draw from, else ranks: those with a value."""
+        return int(np.count_nonzero(~np.isnan(self.values).all(axis=0 if self.draws_forwards else 1)))
 
     @property
     def draws_forwards(self) -> bool:
@@ -126,10 +135,27 @@ def _drawn_ranks(stages: Ints, rng: np.random.Generator, count: int) -> Ints:
 def interval(replicated: Floats) -> Interval | None:
     """Bootstrap percentile interval, None when too many replicates have no value."""
     good = replicated[np.isfinite(replicated)]
-    if len(good) < 0.95 * len(replicated):
+    if len(good) < _WITH_VALUE * len(replicated):
         return None
     low, high = np.percentile(good, (2.5, 97.5))
     return Interval(float(low), float(high))
+
+
+def ratio_interval(base: Floats, other: Floats) -> Interval | None:
+    """Interval of ``other / base - 1`` over replicates of numbers that are never negative.
+
+    Where a replicate of the base is 0 the ratio has no bound above, and of 0 and 0 it is anything: that widens the
+    interval at both ends.  None where an end has no bound.
+    """
+    known = np.isfinite(base) & np.isfinite(other)
+    if np.count_nonzero(known) < _WITH_VALUE * len(known):
+        return None
+    base, other = base[known], other[known]
+    ratio = np.divide(other, base, out=np.full(len(base), np.inf), where=base > 0) - 1
+    lowest = np.where((base > 0) | (other > 0), ratio, -1.0)
+    with np.errstate(invalid="ignore"):  # between two replicates without bound
+        low, high = float(np.percentile(lowest, 2.5)), float(np.percentile(ratio, 97.5))
+    return Interval(low, high) if np.isfinite([low, high]).all() else None
 
 
 def judged(change: Interval | None) -> Verdict:

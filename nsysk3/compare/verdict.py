@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from nsysk3.compare.model import Comparison, Delta, Layout, Row, RunSide, Scope, Unit
-from nsysk3.compare.replaced import FUSED, has_fused, takers, told
+from nsysk3.compare.replaced import FUSED, fused, takers, told
 from nsysk3.compare.samples import RunSamples
 
 _MOSTLY = 0.5
@@ -83,20 +83,32 @@ def _told(row: Row) -> str | None:
     where = {"window": "", "forward": " per forward", "1k_tokens": " per 1,000 tokens"}[row.scope]
     numbers = " -> ".join(shown(value.value, row.unit) for value in row.values)
     # A single change is told; of a ladder the last against the base.
-    note = f" ({row.note})" if row.note else ""
-    return f"{row.label}{where} {numbers}{note or _change(row.deltas[-1], row.unit)}"
+    said = [*_change(row.deltas[-1], row.unit)]
+    said += [row.note.replace("; ", ", ")] if row.note and row.note != FUSED else []  # the limits tell of fused kernels
+    return f"{row.label}{where} {numbers}" + (f" ({', '.join(said)})" if said else "")
 
 
-def _change(delta: Delta, unit: Unit) -> str:
-    if delta.change_share is None or unit == "share":
-        return ""
-    text = f" ({delta.change_share:+.1%}"
-    if delta.low_share is not None and delta.high_share is not None:
-        text += f", 95 % interval {delta.low_share:+.1%} to {delta.high_share:+.1%}"
-        text += ", no difference shown" if delta.verdict == "no difference shown" else ""
+def _change(delta: Delta, unit: Unit) -> Iterator[str]:
+    """The change as the tables have it, and its interval or that there is none."""
+    points = unit == "share" or delta.change_share is None
+    change = delta.change if points else delta.change_share
+    if change is None:
+        return
+    yield _signed(change, unit, points)
+    points = points or delta.low_share is None
+    low, high = (delta.low, delta.high) if points else (delta.low_share, delta.high_share)
+    if low is not None and high is not None:
+        yield f"95 % interval {_signed(low, unit, points)} to {_signed(high, unit, points)}"
+    if delta.verdict == "no difference shown":
+        yield "no difference shown"
     elif delta.verdict == "not enough samples":
-        text += ", too few samples for an interval"
-    return text + ")"
+        yield "too few samples for an interval"
+
+
+def _signed(value: float, unit: Unit, points: bool) -> str:
+    if not points:
+        return f"{value:+.1%}"
+    return f"{value * 100:+.1f} pt" if unit == "share" else f"{'+' if value > 0 else ''}{shown(value, unit)}"
 
 
 def _limits(comparison: Comparison) -> str:
@@ -127,7 +139,7 @@ def _work_limits(comparison: Comparison) -> Iterator[str]:
     elif len(set(counts)) > 1:
         shown = ", ".join(f"{side.label} {side.forwards:g}" for side in sides)
         yield f"the windows hold different numbers of forwards ({shown}): use the rows per forward"
-    if has_fused(takers(comparison)):
+    if fused(comparison):
         yield FUSED
     if all(pair.same_layout for pair in comparison.comparability):
         # An interval over the forwards of one run says nothing of the next start of the same server.

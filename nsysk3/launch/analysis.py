@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from nsysk3.errors import NsysK3Error, RunFailedError
 from nsysk3.launch.journal import Journal
+from nsysk3.run.manifest import MANIFEST_NAME
 
 
 def analyze_run(
@@ -41,7 +42,8 @@ def analyze_run(
         say(f"report: {folder / 'analysis' / 'report.html'}")
     print_result(result, console())
     for problem in result.document.problems:
-        say(f"WARNING: {problem.message}")
+        if PurePath(problem.path).name != MANIFEST_NAME:  # whose ranks are missing, and why, was said when they came
+            say(f"WARNING: {problem.message}")
     journal.step("analysed")
 
 

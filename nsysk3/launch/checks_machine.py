@@ -12,6 +12,7 @@ from nsysk3.launch.gpus import runs_on_cpu
 from nsysk3.launch.model import model_facts
 from nsysk3.launch.plan import NodePlan, Plan
 from nsysk3.launch.topology import stage_layers
+from nsysk3.run.words import counted
 
 # A GPU that nobody uses still holds a little for the driver.
 _IDLE_MIB = 1024
@@ -33,7 +34,7 @@ def check_gpus(plan: Plan, node: NodePlan, answers: Answers) -> Verdicts:
     if needed[-1] >= len(visible):
         yield (
             "fatal", f"{len(visible)} of {needed[-1] + 1}",
-            f"{len(visible)} GPUs, but the plan needs {needed[-1] + 1}; give another --pp, --tp or --hosts",
+            f"{counted(len(visible), 'GPU')}, but the plan needs {needed[-1] + 1}; give another --pp, --tp or --hosts",
         )  # fmt: skip
         return
     used = [visible[index] for index in needed]

@@ -14,6 +14,7 @@ from nsysk3.launch.commands import in_container
 from nsysk3.launch.found_ranks import find_ranks
 from nsysk3.launch.parallel import each
 from nsysk3.launch.plan import NodePlan, Plan
+from nsysk3.run.words import ranks_in_words
 
 if TYPE_CHECKING:
     from nsysk3.launch.hosts import Completed, Host
@@ -119,9 +120,8 @@ def _look_for_ranks(node: NodePlan, done: Collected, expect_kernels: bool) -> No
     if not expect_kernels:
         done.missing = ()
     if done.missing:
-        ranks = ", ".join(map(str, done.missing))
-        who = f"ranks {ranks} are" if len(done.missing) > 1 else f"rank {ranks} is"
-        done.problems.append(f"{node.host}: {who} not in the trace: {reason}")
+        verb = "are" if len(done.missing) > 1 else "is"
+        done.problems.append(f"{node.host}: {ranks_in_words(done.missing)} {verb} not in the trace: {reason}")
 
 
 def _import(plan: Plan, node: NodePlan, host: Host) -> None:

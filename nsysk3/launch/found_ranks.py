@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nsysk3.errors import InputError
+from nsysk3.run.absent import absent_of_host, one_device_for_all
 from nsysk3.run.manifest import RankEntry
 
 _KERNELS = re.compile(r"CUPTI_ACTIVITY_KIND_KERNEL(_V\d+)?$")
@@ -53,13 +54,12 @@ def find_ranks(export: Path, ranks: Sequence[RankEntry]) -> Found:
 def _find(connection: sqlite3.Connection, tables: Sequence[str], ranks: Sequence[RankEntry]) -> Found:
     rows = _count(connection, tables, _KERNELS, "globalPid", "deviceId")
     ordered = sorted(ranks, key=lambda rank: rank.world_rank)
-    devices = {device for _, device in rows}
-    if len(devices) == 1 < len(rows) and len(rows) == len(ordered):
-        # Every process sees one device and calls it 0: they are told apart by their ids alone.
+    if one_device_for_all(ordered, rows):
         return Found({}, (), "")
+    devices = {device for _, device in rows}
     per_device = {device: sum(count for (_, other), count in rows.items() if other == device) for device in devices}
     kernels = {rank.world_rank: per_device[rank.device] for rank in ordered if rank.device in per_device}
-    missing = tuple(rank.world_rank for rank in ordered if rank.device not in per_device)
+    missing = absent_of_host(ordered, rows)
     if not missing:
         return Found(kernels, (), "")
     callers = {pid for pid, _ in _count(connection, tables, _CALLS, "globalTid", "0")}
@@ -69,8 +69,9 @@ def _find(connection: sqlite3.Connection, tables: Sequence[str], ranks: Sequence
 def _reason(tables: Sequence[str], callers: int, some: bool, said: Sequence[str]) -> str:
     if some:
         return (
-            f"{callers} processes of the node made CUDA calls inside the capture; the others were not followed (nsys "
-            "needs --trace-fork-before-exec=true around the one command that starts all ranks of the node), or idle"
+            f"{callers} process{'' if callers == 1 else 'es'} of the node made CUDA calls inside the capture; the "
+            "others were not followed (nsys needs --trace-fork-before-exec=true around the one command that starts all "
+            "ranks of the node), or idle"
         )
     if callers:
         return "CUDA calls but no kernel were recorded: the capture lay between forwards, or was cut"

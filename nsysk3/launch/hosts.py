@@ -153,11 +153,6 @@ class Host:
         code: int | None = self._channel.call("stop", wait_s, name=name, grace_s=grace_s, report_s=report_s)
         return code
 
-    def signal_matching(self, name: str, needle: str, signum: int) -> int:
-        """Signal those of its processes whose command line contains ``needle``, never nsys or a container tool."""
-        count: int = self._channel.call("signal", 60.0, name=name, needle=needle, signum=int(signum))
-        return count
-
     def make_scratch(self, path: str) -> None:
         """Make a folder of the run's own, which is removed in the end; it must not be there yet."""
         self._folders.add(path)

@@ -29,7 +29,7 @@ from typing import Any
 from nsysk3.launch.keeper_children import Child, failure
 from nsysk3.launch.keeper_guard import LEFT, become_subreaper, drain, guard, wakeup
 from nsysk3.launch.keeper_possessions import Containers, Possessions, folders_of, make_folder, remove_tree
-from nsysk3.launch.keeper_processes import Stat, ancestors, carries, describe, end, family, is_wrapper, send, words_of
+from nsysk3.launch.keeper_processes import Stat, ancestors, carries, describe, end, family
 
 CHUNK = 1 << 20  # bytes of a file in one answer
 TAIL = 256 << 10  # bytes of a log in one answer
@@ -208,14 +208,6 @@ class Keeper:
             self.own.containers.stop(started.container, grace_s, report_s, self._hurried)
         end(lambda: self._members(name), grace_s, report_s, self.children.pause, self._hurried)
         return self.do_poll(name)
-
-    def do_signal(self, name: str, needle: str, signum: int) -> int:
-        """Signal processes of ``name`` whose command line contains ``needle``, never a profiler."""
-        started = self.started[name]
-        if started.container is not None:
-            return self.own.containers.signal(started.container, signum, needle)[0]
-        chosen = [stat for stat in self._members(name).values() if needle in " ".join(words_of(stat.pid))]
-        return sum(send(stat, signum) for stat in chosen if not is_wrapper(stat))
 
     def do_folder(self, path: str) -> None:
         """Make the run's scratch folder."""

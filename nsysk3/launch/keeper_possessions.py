@@ -18,10 +18,9 @@ if TYPE_CHECKING:
 HELPER_S = 30.0  # longest that one command of docker or podman may take
 MARK = ".nsysk3-run"  # in a scratch folder: the run and the keeper that made it
 # Signals processes inside a container.  $1: the signal.  $2: "" for those directly below nsys, or PID 1 where there is
-# no nsys; "all" for all but nsys; else those whose command line contains it, but never nsys.  Prints how many it
-# signalled and how many are nsys.  Needs no more than a shell and tr.
+# no nsys; "all" for all but nsys.  Prints how many are nsys.  Needs no more than a shell.
 INSIDE = r"""
-signum=$1 which=$2 nsys=" " count=0
+signum=$1 which=$2 nsys=" "
 look() {
   name= parent=
   while read -r key value rest; do
@@ -38,13 +37,11 @@ for pid in /proc/[0-9]*; do
   case $nsys in *" $pid "*) continue ;; esac
   case $which in
   "") case $nsys in *" $parent "*) ;; " ") [ "$pid" = 1 ] || continue ;; *) continue ;; esac ;;
-  all) ;;
-  *) case $(tr '\0' ' ' <"/proc/$pid/cmdline") in *"$which"*) ;; *) continue ;; esac ;;
   esac
-  kill -"$signum" "$pid" 2>/dev/null && count=$((count + 1))
+  kill -"$signum" "$pid" 2>/dev/null
 done
 set -- $nsys
-echo $count $#
+echo $#
 """
 
 
@@ -66,11 +63,10 @@ class Containers:
             raise OSError(f"{' '.join(self.cli)} ps: {err.strip()[-300:] or f'exit {code}'}")
         return set(out.split())
 
-    def signal(self, name: str, signum: int, which: str) -> tuple[int, int]:
-        """Signal processes inside (``INSIDE``): how many, and how many are nsys."""
+    def signal(self, name: str, signum: int, which: str) -> int:
+        """Signal processes inside (``INSIDE``): how many are nsys."""
         code, out, _ = self._run("exec", name, "sh", "-c", INSIDE, "sh", str(int(signum)), which)
-        words = out.split()
-        return (int(words[0]), int(words[1])) if code == 0 and len(words) == 2 else (0, 0)
+        return int(out) if code == 0 and out.strip().isdecimal() else 0
 
     def stop(self, name: str, grace_s: float, report_s: float, hurried: Callable[[], bool]) -> None:
         """End the server in a container, then its profiler, then the container (see ``end``)."""
@@ -78,7 +74,7 @@ class Containers:
             self.signal(name, signal.SIGTERM, "")
             if self._wait(name, grace_s, hurried):
                 return
-            if self.signal(name, signal.SIGKILL, "all")[1] and self._wait(name, report_s, hurried):
+            if self.signal(name, signal.SIGKILL, "all") and self._wait(name, report_s, hurried):
                 return
         self._remove(name)
 

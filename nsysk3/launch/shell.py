@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from nsysk3.run.redact import redact, redact_argv
+from nsysk3.run.words import counted
 
 if TYPE_CHECKING:
     from nsysk3.launch.plan import NodePlan, Plan
@@ -95,7 +96,7 @@ def plan_table(plan: Plan) -> str:
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     load = plan.settings.load
     where = f"{len(plan.nodes)} hosts" if len(plan.nodes) > 1 else plan.nodes[0].host
-    head = f"run {plan.run_id}: PP{plan.pp}/TP{plan.tp}/EP{plan.ep}, {len(plan.ranks)} GPUs on {where}"
+    head = f"run {plan.run_id}: PP{plan.pp}/TP{plan.tp}/EP{plan.ep}, {counted(len(plan.ranks), 'GPU')} on {where}"
     tail = (
         f"load: {plan.requests} requests of {load.input_len:,} -> {load.output_len} tokens, C={load.concurrency}, "
         f"chunk {load.chunk:,}; window: {plan.settings.window.forwards} forwards wanted, {plan.steps} captured"

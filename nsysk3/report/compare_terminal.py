@@ -9,9 +9,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from nsysk3.compare.catalog import SCOPE_LABELS
 from nsysk3.compare.model import Comparison, Delta, Group, Row, Unit, Value
-from nsysk3.compare.samples import LAYERS
+from nsysk3.compare.samples import LAYERS, NOT_MEASURED, WHOLE
 from nsysk3.compare.verdict import decimals
 from nsysk3.report.text import clean
 from nsysk3.report.units import count, milliseconds, percent
@@ -33,6 +32,7 @@ _ACROSS = 5
 _LABEL = 34
 # From here on a relative change reads better as a factor.
 _TIMES = 9.995
+_PER = {"": "", " / forward": " per forward", " / 1k tokens": " per 1,000 tokens"}
 
 
 def print_comparison(comparison: Comparison, out: Console) -> None:
@@ -121,22 +121,63 @@ def _ladder_table(comparison: Comparison, rows: Sequence[Row], chosen: range) ->
     return table
 
 
-def caption(comparison: Comparison, group: Group, rows: Sequence[Row]) -> str | None:
-    """What must be read with these rows, and why others of the group are missing."""
-    said = [row.why_apart for row in rows if row.why_apart] + [clean(row.note) for row in rows if row.note]
+def caption(comparison: Comparison, group: Group, rows: Sequence[Row], *, cells: bool = True) -> str | None:
+    """What must be read with these rows, and why others of the group, or ``cells`` in them, are missing."""
+    said = why_apart(rows) + [clean(row.note) for row in rows if row.note]
     if any(value.low is not None and value.reason for row in rows for value in row.values):
         said.append("intervals from fewer than 8 ranks or forwards are rough")
     layered = [row.label for row in rows if row.samples == LAYERS and row.unit == "ns"]
     if layered:
         said.append(f"kernels that belong to a layer, no others: {', '.join(layered)}")
+    spans = [f"{row.label}{scope(row)}" for row in rows if row.samples == WHOLE]
+    if spans:
+        said.append(f"{spans[0]}: from the first start to the last end of whole forwards, windows hold others too")
+    return "; ".join(dict.fromkeys([*said, *_missing(comparison, group, rows, cells)])) or None
+
+
+def why_apart(rows: Sequence[Row]) -> list[str]:
+    """Why rows are not like for like; where not all for one reason, which are for which."""
+    found: dict[str, list[str]] = {}
+    for row in rows:
+        if row.why_apart:
+            found.setdefault(row.why_apart, []).append(row.label)
+    if len(found) == 1:
+        return list(found)
+    return [f"{', '.join(dict.fromkeys(labels))}: {why}" for why, labels in found.items()]
+
+
+def _missing(comparison: Comparison, group: Group, rows: Sequence[Row], cells: bool) -> Iterator[str]:
+    """Why numbers of the group are not there, each reason once; with ``cells`` those of single runs in ``rows`` too."""
     mine = [row for row in comparison.rows if row.group == group]
+    having = {row.metric for row in mine if any(value.value is not None for value in row.values)}
     told = {row.scope for row in mine if any(value.value is not None for value in row.values)}
+    shown = {row.metric for row in rows}
+    found: dict[tuple[str, str], list[str]] = {}
     for row in mine:
-        if all(value.value is None for value in row.values):
-            all_of = row.scope != "window" and row.scope not in told
-            what = f"nothing {SCOPE_LABELS[row.scope]}" if all_of else f"no {row.label}{scope(row)}"
-            said.append(f"{what}: {clean(row.values[0].reason or 'not measured')}")
-    return "; ".join(dict.fromkeys(said)) or None
+        none = all(value.value is None for value in row.values)
+        if (row in rows and not cells) or (row not in rows and row.metric in having - shown):
+            continue
+        if row.scope == "1k_tokens" and group not in ("headline", "forward"):
+            continue  # not shown there at all
+        if why := _why(comparison, row, none):
+            per = "" if none and row.scope != "window" and row.scope not in told else row.label
+            found.setdefault((scope(row), why), []).append(per)
+    for (per, why), labels in found.items():
+        yield (f"no {', '.join(labels)}{per}" if all(labels) else f"nothing{_PER[per]}") + why
+
+
+def _why(comparison: Comparison, row: Row, none: bool) -> str | None:
+    """``: reason`` where it is that of all runs, else `` of RUN: reason`` of each."""
+    reasons: dict[str, list[str]] = {}
+    for label, value in zip(comparison.labels, row.values, strict=True):
+        # That one run did nothing of a kind in its window is what its dash says.
+        if value.value is None and (none or row.scope != "window"):
+            reasons.setdefault(clean(value.reason or NOT_MEASURED), []).append(clean(label))
+    if not reasons:
+        return None
+    if [len(labels) for labels in reasons.values()] == [len(row.values)]:
+        return f": {next(iter(reasons))}"
+    return " " + "; ".join(f"of {', '.join(labels)}: {reason}" for reason, labels in reasons.items())
 
 
 def scope(row: Row) -> str:
@@ -163,12 +204,10 @@ def change(delta: Delta, unit: Unit) -> str:
 
 
 def span(delta: Delta, unit: Unit) -> str:
-    """The interval of what ``change`` gives."""
-    if unit == "share" or delta.change_share is None:
+    """The interval of what ``change`` gives; of the absolute change where the relative one has none."""
+    if unit == "share" or delta.change_share is None or delta.low_share is None or delta.high_share is None:
         low, high = _signed(delta.low, unit), _signed(delta.high, unit)
         return "-" if delta.low is None else f"{low.removesuffix(' ms').removesuffix(' pt')}..{high}"
-    if delta.low_share is None or delta.high_share is None:
-        return "-"
     if delta.change_share >= _TIMES:
         return f"x{delta.low_share + 1:,.1f}..{delta.high_share + 1:,.1f}"
     return f"{delta.low_share:+.1%}..{delta.high_share:+.1%}"

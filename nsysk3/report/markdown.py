@@ -10,6 +10,7 @@ from nsysk3.report.compare_terminal import TITLES, caption, change, grouped, num
 from nsysk3.report.text import clean
 from nsysk3.report.units import count, milliseconds, percent
 from nsysk3.result import Result
+from nsysk3.run.words import counted
 
 # What could start an element, a link, a mention or a cell.
 _SPECIAL = re.compile(r"([\\`*_\[\]#|~<&@$])")
@@ -23,7 +24,8 @@ def render_result(result: Result) -> str:
     document = result.document
     stable = document.summary["stable_ranks"]
     median = document.summary["median"]
-    lines = [f"### nsysk3: {len(document.ranks)} ranks, {stable} stable, window {text(document.window.used)}", ""]
+    ranks = counted(len(document.ranks), "rank")
+    lines = [f"### nsysk3: {ranks}, {stable} stable, window {text(document.window.used)}", ""]
     if document.simulated:
         lines += [f"**Simulated**: {text(document.simulated)}", ""]
     lines += [f"- {text(sentence)}" for sentence in document.sentences]
@@ -83,8 +85,8 @@ def _pair(row: Row) -> list[str]:
 def _ladder(row: Row) -> list[str]:
     cells = [f"{row.label}{scope(row)}", number(row.values[0].value, row.unit)]
     for value, delta, step in zip(row.values[1:], row.deltas, row.steps, strict=True):
-        both = f"{_change(delta, row)}, from {step.base} {_change(step, row)}"
-        cells += [number(value.value, row.unit), both]
+        since = "" if step.base == delta.base else f", from {step.base} {_change(step, row)}"
+        cells += [number(value.value, row.unit), _change(delta, row) + since]
     return cells
 
 

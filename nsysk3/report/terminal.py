@@ -16,6 +16,7 @@ from rich.text import Text
 from nsysk3.report.text import clean
 from nsysk3.report.units import count, duration, milliseconds, percent
 from nsysk3.result import RankMetrics, Result
+from nsysk3.run.words import counted
 
 WIDTH = 100
 _TOP_KERNELS = 8
@@ -52,7 +53,8 @@ def print_result(result: Result, out: Console) -> None:
         f"{document.window.used} (asked: {document.window.asked}; {document.window.reason})"
     )  # fmt: skip
     stable = document.summary["stable_ranks"]
-    out.print(f"[bold]{len(document.ranks)} ranks[/], {stable} stable · window: {escape(shown)} · times in ms")
+    ranks = counted(len(document.ranks), "rank")
+    out.print(f"[bold]{ranks}[/], {stable} stable · window: {escape(shown)} · times in ms")
     if document.simulated:
         out.print(f"[bold yellow]simulated[/]: {escape(clean(document.simulated))}")
     _print_whole((rank_table(result, width) for width in _HOST_WIDTHS), out)

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
@@ -13,7 +14,6 @@ from pydantic import ValidationError
 
 from nsysk3.errors import InputError, MissingToolError
 from nsysk3.result.model import SCHEMA_VERSION, ResultDocument
-from nsysk3.run.files import replacing, write_text
 
 if TYPE_CHECKING:
     from nsysk3.report.figures import Figures
@@ -65,23 +65,31 @@ class Result:
     def save(self, directory: str | Path) -> Path:
         """Write result.json, and every table as parquet (rank and device metrics as CSV too); the directory's path.
 
-        Each file is written beside and renamed, result.json last: a killed command leaves no half file, and no
-        result.json that speaks of tables that are not there.
+        All of it is written beside and then renamed, result.json last: a full disk leaves the folder as it was, and a
+        killed command no half file, and no result.json that speaks of tables that are not there.
         """
         out = Path(directory)
         try:
             out.mkdir(parents=True, exist_ok=True)
-            for name, table in self.tables.items():
-                with replacing(out / f"{name}.parquet") as beside:
-                    table.write_parquet(beside)
-                if name in _AS_CSV:
-                    with replacing(out / f"{name}.csv") as beside:
-                        table.write_csv(beside)
-            write_text(out / RESULT_NAME, self.to_json())
+            with TemporaryDirectory(prefix=".nsysk3-", suffix=".part", dir=out, ignore_cleanup_errors=True) as name:
+                for file in self._write(Path(name)):
+                    file.replace(out / file.name)
         except (OSError, pl.exceptions.PolarsError) as error:  # polars calls a full disk a ComputeError
             reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
             raise MissingToolError(f"{out}: results cannot be written here ({reason})") from error
         return out
+
+    def _write(self, folder: Path) -> list[Path]:
+        written = []
+        for name, table in self.tables.items():
+            written.append(folder / f"{name}.parquet")
+            table.write_parquet(written[-1])
+            if name in _AS_CSV:
+                written.append(folder / f"{name}.csv")
+                table.write_csv(written[-1])
+        written.append(folder / RESULT_NAME)
+        written[-1].write_text(self.to_json(), "utf-8")
+        return written
 
     @classmethod
     def load(cls, directory: str | Path) -> Result:

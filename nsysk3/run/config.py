@@ -15,7 +15,17 @@ from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
+from pydantic_core import PydanticCustomError
 
 from nsysk3.errors import InputError
 from nsysk3.run.closest import closest
@@ -43,6 +53,14 @@ Seconds = Annotated[float, Field(gt=0, le=10**7)]  # what every clock can count 
 
 class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_switch(cls, value: object, info: ValidationInfo) -> object:
+        """Python counts true as 1; whoever writes it means no number."""
+        if isinstance(value, bool) and cls.model_fields[str(info.field_name)].annotation is not bool:
+            raise PydanticCustomError("switch", "takes neither true nor false")
+        return value
 
 
 class Cluster(_Section):
@@ -167,6 +185,9 @@ class Analyze(_Section):
     scheduler: Name | None = Field(
         default=None, description="Dask scheduler, tcp://host:port, whose workers read reports instead."
     )
+    patience_s: Seconds = Field(
+        default=60, description="Longest wait for a Dask worker while there is none, seconds; then the run is given up."
+    )
     cache: bool = Field(default=False, description="Keep what is read of reports for the next analysis of the same.")
 
 
@@ -290,7 +311,7 @@ def _explain(error: ValidationError, sources: Mapping[str, str]) -> str:
         known = names if "." in where else list(Settings.model_fields)
         return f"{source}: {where}: no such setting; {_meant(where, known)}"
     hidden = isinstance(first["input"], dict | list) or first["loc"][0] == "env"  # the latter may be a secret
-    given = "" if hidden else f", not {first['input']!r}"
+    given = "" if hidden or first["type"] == "switch" else f", not {first['input']!r}"
     return f"{source}: {where}: {first['msg'][:1].lower()}{first['msg'][1:]}{given}"
 
 

@@ -14,6 +14,8 @@ EXPORT_SUFFIXES = (".sqlite", ".sqlite3", ".db")
 REPORT_SUFFIX = ".nsys-rep"
 # Every whole export directory has it.
 _META_TABLE = "META_DATA_EXPORT"
+# What tells a folder of results from an export: result.json comes last, the table before it.
+_RESULTS = ("result.json", "rank_metrics.parquet")
 # Exports that nsysk3 made itself from the report beside them.
 CACHE_MARK = ".nsysk3"
 # Folders of a run directory that hold results, not traces.
@@ -22,10 +24,14 @@ _NOT_TRACES = {"analysis", "bench", "gpu", "metadata", "raw", "service"}
 
 @dataclass(frozen=True)
 class Problem:
-    """An input that gave no rank, and the way out, as one line."""
+    """An input that gave no rank, and the way out, as one line.
+
+    ``of_machine``: this machine lacks something (an nsys above all); the input may be sound.
+    """
 
     path: str
     message: str
+    of_machine: bool = False
 
     def __str__(self) -> str:
         return self.message if self.message.startswith(self.path) else f"{self.path}: {self.message}"
@@ -71,6 +77,8 @@ def find_inputs(paths: Sequence[AnyPath]) -> Inputs:
         if (path / MANIFEST_NAME).is_file() and len(paths) == 1:
             run_dir = path
         found_here, odd = _in_directory(path)
+        if not found_here and not odd and (path / _RESULTS[1]).is_file() and not (path / _RESULTS[0]).is_file():
+            odd = [Problem(str(path), "tables of an analysis without its result.json; analyze the traces again")]
         traces += found_here
         problems += odd
     if not traces and not problems:
@@ -82,7 +90,7 @@ def find_inputs(paths: Sequence[AnyPath]) -> Inputs:
 def is_export_dir(path: AnyPath) -> bool:
     """True for what ``nsys export -t parquetdir|arrowdir`` writes; runs and results hold parquet files too."""
     try:
-        if not path.is_dir() or any((path / ours).is_file() for ours in (MANIFEST_NAME, "result.json")):
+        if not path.is_dir() or any((path / ours).is_file() for ours in (MANIFEST_NAME, *_RESULTS)):
             return False
         return any(child.suffix in (".parquet", ".arrow") for child in path.iterdir())
     except OSError:  # what cannot be listed is reported where it is searched

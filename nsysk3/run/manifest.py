@@ -15,7 +15,7 @@ from nsysk3.run.remote import AnyPath
 MANIFEST_NAME = "run.json"
 _SAID_NAME = "server_info.json"
 # What a server decides by itself where nobody asked, and which a comparison must know.
-_SAID = ("moe_runner_backend", "moe_a2a_backend", "attention_backend", "disable_radix_cache", "mem_fraction_static")
+SAID = ("moe_runner_backend", "moe_a2a_backend", "attention_backend", "disable_radix_cache", "mem_fraction_static")
 
 # How far a run got, in order, then how it can end.  docs/launching.md says what each means.
 Status = Literal[
@@ -141,7 +141,7 @@ def _said(run_dir: AnyPath) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     values = info if isinstance(info, dict) else {}
-    return {name: values[name] for name in _SAID if isinstance(values.get(name), str | int | float)}
+    return {name: values[name] for name in SAID if isinstance(values.get(name), str | int | float)}
 
 
 def write_manifest(run_dir: Path, manifest: Manifest) -> None:

@@ -6,10 +6,8 @@ Only what finding and copying reports takes; whatever else works on a file works
 from __future__ import annotations
 
 import re
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from types import SimpleNamespace
 from typing import Any, TypeVar
@@ -17,9 +15,13 @@ from urllib.parse import unquote
 
 from nsysk3.errors import InputError, MissingToolError, NsysK3Error
 from nsysk3.run.redact import redact
+from nsysk3.run.scratch import Scratch, is_full, no_room
 
 T = TypeVar("T")
-_URL = re.compile(r"([a-z][a-z0-9+.-]+)://", re.IGNORECASE)
+_SCHEME = r"[a-z][a-z0-9+.-]+"
+_URL = re.compile(rf"({_SCHEME})://", re.IGNORECASE)
+_SLASHLESS = re.compile(rf"((?:{_SCHEME}::)*{_SCHEME}):(?:/|$)", re.IGNORECASE)
+_CHAIN = re.compile(rf"(?:{_SCHEME}::)+(?={_SCHEME}://)", re.IGNORECASE)
 # Where a URL names no host: the third slash begins the path.
 _HOSTLESS = ("file", "local")
 
@@ -103,7 +105,9 @@ class RemotePath(PurePosixPath):
         except ImportError as error:
             raise MissingToolError(f"{self}: {_first_line(error)}; install it here and on every worker") from error
         except ValueError as error:
-            raise InputError(f"{self}: {_first_line(error)}") from error
+            known = self.url.partition(":")[0] in fsspec.available_protocols()
+            hint = "" if known else "; there are s3, gs, ssh, http and others that fsspec has"
+            raise InputError(f"{self}: {_first_line(error)}{hint}") from error
         except Exception as error:  # botocore, paramiko, aiohttp: each has errors of its own
             raise OSError(5, f"{type(error).__name__}: {_first_line(error)}") from error
 
@@ -115,38 +119,49 @@ def to_path(given: str | Path | RemotePath) -> AnyPath:
     """The path that an argument names: a URL stays one, ``file://`` is a path of this machine.
 
     A URL that went through Path has lost a slash (``s3:/bucket``) and is understood all the same, unless a file has
-    that very name.
+    that very name.  Raises InputError for a URL that names no place, or several in a chain.
     """
     if isinstance(given, RemotePath):
         return given
     text = str(given)
-    slashless = re.match(r"([a-z][a-z0-9+.-]+):/(?!/)", text) if isinstance(given, Path) else None
+    slashless = _SLASHLESS.match(text) if isinstance(given, Path) else None
     if slashless and not Path(given).exists():
         text = f"{slashless[1]}://{text[slashless.end() :]}"
-    found = _URL.match(text)
+    chain, found = _CHAIN.match(text), _URL.match(text)
+    if chain:
+        shown = redact("", text)
+        raise InputError(f"{shown}: chained URLs are not read; give the last one alone, {shown[chain.end() :]}")
     if not found:
         return Path(given)
-    if found[1].lower() == "file":
-        return Path("/" + unquote(text[found.end() :]).lstrip("/"))
-    return RemotePath(found[1].lower() + ":/" + text[found.end() :])
+    scheme, rest = found[1].lower(), text[found.end() :]
+    if not rest.strip("/") and not (rest and scheme in _HOSTLESS):
+        raise InputError(f"{text}: names no place; wanted is {scheme}://{'' if scheme in _HOSTLESS else 'HOST'}/PATH")
+    if scheme == "file":
+        return Path("/" + unquote(rest).lstrip("/"))
+    return RemotePath(f"{scheme}:/{rest}")
 
 
 @contextmanager
-def nearby(path: AnyPath, scratch: Path | None = None) -> Iterator[Path]:
-    """A local file or folder with what ``path`` holds: itself, or a copy that goes when the block ends."""
+def nearby(path: AnyPath) -> Iterator[Path]:
+    """A local file or folder with what ``path`` holds: itself, or a copy that goes when the block ends.
+
+    Raises InputError where it cannot be copied, NoRoomError where the copy cannot be written.
+    """
     if isinstance(path, Path):
         yield path
         return
-    folder = Path(tempfile.mkdtemp(prefix="nsysk3-copy-", dir=scratch))
+    scratch = Scratch()
     try:
+        copy = scratch.path / path.name
         try:
-            path.copy_to(folder / path.name)
+            path.copy_to(copy)
         except OSError as error:
+            if is_full(error):
+                raise no_room(scratch.path, error) from error
             raise InputError(f"{path}: cannot be copied ({error.strerror or error})") from error
-        yield folder / path.name
+        yield copy
     finally:
-        with suppress(OSError):
-            shutil.rmtree(folder)
+        scratch.remove()
 
 
 def _first_line(error: BaseException) -> str:

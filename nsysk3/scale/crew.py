@@ -9,14 +9,19 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
-from nsysk3.errors import MissingToolError, NsysK3Error
+from nsysk3.errors import InputError, MissingToolError, NsysK3Error
 from nsysk3.run.inputs import TraceInput
+from nsysk3.run.remote import RemotePath
+from nsysk3.run.scratch import NoRoomError, to_its_end
+from nsysk3.run.words import counted
 from nsysk3.scale import wire
 from nsysk3.scale.shelf import Shelf, memory_share
 from nsysk3.scale.work import Done, Say, Step, peak
 
 # A report whose worker died is given to another so often.
 RETRIES = 2
+# Longest wait for a worker while a cluster has none, s.
+PATIENCE_S = 60.0
 # Of the machine's memory, what states may take before they are written to scratch files.
 _HELD_SHARE = 0.25
 
@@ -32,11 +37,12 @@ class Account:
 
     def __str__(self) -> str:
         """One line, as a terminal shows it."""
-        again = f"; {self.repeated} steps done again" if self.repeated else ""
+        again = f"; {counted(self.repeated, 'step')} done again" if self.repeated else ""
         most = max(self.peaks.values(), default=0)
         return (
-            f"{len(self.peaks)} workers: {self.sent / 1e6:,.1f} MB sent, {self.received / 1e6:,.1f} MB received, "
-            f"at most {most / 2**30:.2f} GiB in a worker, {peak() / 2**30:.2f} GiB here{again}"
+            f"{counted(len(self.peaks), 'worker')}: {self.sent / 1e6:,.1f} MB sent, "
+            f"{self.received / 1e6:,.1f} MB received, at most {most / 2**30:.2f} GiB in a worker, "
+            f"{peak() / 2**30:.2f} GiB here{again}"
         )
 
 
@@ -51,15 +57,19 @@ class Answers:
 class Crew(ABC):
     """Does one step on every report of a run, and keeps each report's state for the next step.
 
-    A crew serves one run at a time: ``begin`` forgets what was before.  Closing it removes all scratch files.
+    A crew serves one run at a time: ``begin`` forgets what was before.  Closing it removes all scratch files; so does
+    the end of the process, where it was forgotten.
     """
 
     def __init__(self) -> None:
         self.account = Account()
         self.steps = 0
+        self._closed = False
 
     def begin(self) -> None:
-        """Start over with the first step."""
+        """Start over with the first step.  Raises InputError where the crew is closed."""
+        if self._closed:
+            raise InputError("this crew is closed: nsysk3.crew_of() makes another")
         self.steps = 0
 
     def reachable(self, trace: TraceInput) -> TraceInput:
@@ -68,11 +78,19 @@ class Crew(ABC):
 
     @abstractmethod
     def run(self, step: Step, told: Mapping[int, Any], titles: Mapping[int, str], say: Say) -> Answers:
-        """Do ``step`` on the reports of ``told``, with what each is told; ``titles``: what to say meanwhile."""
+        """Do ``step`` on the reports of ``told``, with what each is told; ``titles``: what to say meanwhile.
+
+        Raises MissingToolError where no report can be worked on, for want of workers or of room.
+        """
+
+    def close(self) -> None:
+        """Let the workers go and remove all scratch files, a second Ctrl-C or not."""
+        self._closed = True
+        to_its_end(self._close)
 
     @abstractmethod
-    def close(self) -> None:
-        """Let the workers go and remove all scratch files."""
+    def _close(self) -> None:
+        """What ``close`` has to do; again is no harm."""
 
     def __enter__(self) -> Self:
         return self
@@ -98,6 +116,8 @@ class Alone(Crew):
                 raise MissingToolError("scratch files went away while they were needed: who cleans $TMPDIR?")
             try:
                 state, answers.out[report] = step(state, each, say)
+            except NoRoomError:
+                raise
             except NsysK3Error as error:
                 answers.lost[report] = error
             else:
@@ -107,8 +127,7 @@ class Alone(Crew):
         self.steps += 1
         return answers
 
-    def close(self) -> None:
-        """See Crew."""
+    def _close(self) -> None:
         self._shelf.close()
 
 
@@ -133,9 +152,17 @@ class Team(Crew):
         self._calls.clear()
         self._holder.clear()
 
+    def reachable(self, trace: TraceInput) -> TraceInput:
+        """See Crew."""
+        if isinstance(trace.path, RemotePath) and trace.path.url.startswith("memory:"):
+            raise InputError(
+                f"{trace.path}: memory:// is known to one process only: analyze it without --workers and --scheduler"
+            )
+        return trace
+
     @abstractmethod
     def members(self) -> Sequence[str]:
-        """Who can be given work, by name."""
+        """Who can be given work, by name.  Raises MissingToolError where nobody can, and nobody will."""
 
     @abstractmethod
     def give(self, member: str, report: int, number: int, calls: Sequence[bytes]) -> None:
@@ -155,7 +182,7 @@ class Team(Crew):
         died: Counter[int] = Counter()
         busy: dict[str, int] = {}
         while waiting or busy:
-            members = self.members() if waiting else ()
+            members = self.members()  # also while all are busy: they may be gone
             for member in [each for each in members if each not in busy]:
                 chosen = self._next(member, waiting, members)
                 if chosen is None:
@@ -172,14 +199,16 @@ class Team(Crew):
                     if died[report] > self.retries:
                         answers.lost[report] = self._gave_up()
                         continue
-                else:
+                elif not done.missing:
                     self.account.peaks[done.worker] = max(done.peak, self.account.peaks.get(done.worker, 0))
                 if done is None or done.missing:
                     self.account.repeated += 1
                     self._holder.pop(report, None)
                     whole.add(report)
                     waiting.append(report)
-                elif (error := done.raised) is not None:
+                elif isinstance(error := done.raised, NoRoomError):
+                    raise NoRoomError(f"{done.worker}: {error}")
+                elif error is not None:
                     answers.lost[report] = error
                 else:
                     assert done.out is not None

@@ -7,16 +7,20 @@ import os
 import shutil
 import signal
 import sys
-import tempfile
+import threading
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 from nsysk3.errors import MissingToolError
+from nsysk3.run.scratch import Scratch, to_its_end
 from nsysk3.scale.crew import Team
 from nsysk3.scale.shelf import Shelf
 from nsysk3.scale.work import Done, work
@@ -41,20 +45,23 @@ class Pool(Team):
     def __init__(self, count: int) -> None:
         super().__init__()
         self._count = count
-        self._folder = Path(tempfile.mkdtemp(prefix="nsysk3-scratch-"))
+        self._scratch: Scratch | None = None
         self._members: dict[str, _Member] = {}
 
     def begin(self) -> None:
         """See Crew."""
         super().begin()
-        for place in self._folder.iterdir():
+        if self._scratch is None:
+            self._scratch = Scratch()
+            self._end = weakref.finalize(self, _ended, self._members, self._scratch)
+        for place in self._scratch.path.iterdir():
             shutil.rmtree(place, ignore_errors=True)
 
     def members(self) -> Sequence[str]:
         """See Team; the dead are replaced."""
         for number in range(self._count):
             if str(number) not in self._members:
-                self._members[str(number)] = self._started()
+                to_its_end(partial(self._start, str(number)))  # one that is started by half would complain
         return list(self._members)
 
     def give(self, member: str, report: int, number: int, calls: Sequence[bytes]) -> None:
@@ -62,7 +69,7 @@ class Pool(Team):
         each = self._members[member]
         each.report = report
         with suppress(OSError):  # dead: its sentinel says so
-            each.line.send((str(self._folder), report, number, list(calls)))
+            each.line.send((report, number, list(calls)))
 
     def answered(self) -> Iterator[tuple[str, int, Done | None]]:
         """See Team."""
@@ -90,24 +97,20 @@ class Pool(Team):
             if report is not None:
                 yield name, report, done if isinstance(done, Done) else None
 
-    def close(self) -> None:
-        """See Crew."""
-        for each in self._members.values():
-            each.process.terminate()
-        for each in self._members.values():
-            each.process.join(5)
-            if each.process.is_alive():
-                each.process.kill()
-                each.process.join()
-            each.line.close()
-        self._members.clear()
-        shutil.rmtree(self._folder, ignore_errors=True)
+    def _close(self) -> None:
+        if self._scratch is not None:
+            self._end()
 
-    def _started(self) -> _Member:
+    def _start(self, name: str) -> None:
         # Not forked: polars has threads.  The number of its threads is fixed when it is imported.
+        assert self._scratch is not None
+        # Ctrl-C reaches the whole group, and the worker while it still imports.  This thread's mask is the worker's
+        # too, unless multiprocessing's tracker, started with the first one, lifts it.
+        resource_tracker.ensure_running()
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
-        process = context.Process(target=_serve, args=(theirs,), daemon=True)
+        process = context.Process(target=_serve, args=(theirs, self._scratch.path), daemon=True)
         before = os.environ.get(_THREADS)
         try:
             os.environ[_THREADS] = before or str(max(1, (os.cpu_count() or 1) // self._count))
@@ -116,20 +119,48 @@ class Pool(Team):
             if before is None:
                 os.environ.pop(_THREADS, None)
         theirs.close()
-        return _Member(process, ours)
+        self._members[name] = _Member(process, ours)
 
 
-def _serve(line: Connection) -> None:
-    """The worker: steps as they are asked for, until the other side is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
+def _ended(members: dict[str, _Member], scratch: Scratch) -> None:
+    for each in members.values():
+        each.process.terminate()
+    for each in members.values():
+        each.process.join(5)
+        if each.process.is_alive():
+            each.process.kill()
+            each.process.join()
+        each.line.close()
+    members.clear()
+    scratch.remove()
+
+
+def _serve(line: Connection, folder: Path) -> None:
+    """The worker: steps as they are asked for, until the other side is gone; if it was killed, so is its scratch."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # so that an nsys under way is ended too
-    line.send(_READY)
-    with suppress(EOFError, OSError):
-        while True:
-            folder, report, number, calls = line.recv()
-            answer: Any
-            try:
-                answer = work(Shelf(Path(folder)), report, number, calls)
-            except Exception as error:  # a bug of ours: raised where it is seen
-                answer = error
-            line.send(answer)
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    try:
+        with suppress(EOFError, OSError):
+            line.send(_READY)
+            while True:
+                report, number, calls = line.recv()
+                answer: Any
+                try:
+                    answer = work(Shelf(folder), report, number, calls)
+                except Exception as error:  # a bug of ours: raised where it is seen
+                    answer = error
+                line.send(answer)
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        if not parent.is_alive():
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _end_with(parent: BaseProcess) -> None:
+    """Do not finish a step that nobody waits for."""
+    parent.join()
+    os.kill(os.getpid(), signal.SIGTERM)

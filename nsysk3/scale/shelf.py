@@ -10,7 +10,7 @@ from pathlib import Path
 
 import polars as pl
 
-from nsysk3.errors import MissingToolError
+from nsysk3.run.scratch import Scratch, no_room
 
 # Of a container, versions 2 and 1 of control groups.
 _GROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
@@ -21,12 +21,13 @@ State = dict[str, pl.DataFrame]
 class Shelf:
     """States by report, each the one after its latest step.
 
-    ``folder``: made when first needed and removed by ``close``; None: a new one under the system's for temporary files
-    ($TMPDIR).  ``hold``: bytes kept in memory before files are written.
+    ``folder``: made when first needed; None: a Scratch, gone with ``close``.  ``hold``: bytes kept in memory before
+    files are written.
     """
 
     def __init__(self, folder: Path | None = None, hold: int = 0) -> None:
-        self._folder = folder
+        self.folder = folder
+        self._own: Scratch | None = None
         self._hold = hold
         self._held: dict[int, tuple[int, State, int]] = {}
 
@@ -38,14 +39,14 @@ class Shelf:
             self._held[report] = step, state, size
         else:
             self._write(report, step, state)
-        if self._folder is not None:
-            shutil.rmtree(self._folder / f"{report}.{step - 1}", ignore_errors=True)
+        if self.folder is not None:
+            shutil.rmtree(self.folder / f"{report}.{step - 1}", ignore_errors=True)
 
     def get(self, report: int, step: int) -> State | None:
         """The state after ``step``, None where it is not here."""
         if (held := self._held.get(report)) and held[0] == step:
             return held[1]
-        place = self._folder / f"{report}.{step}" if self._folder else None
+        place = self.folder / f"{report}.{step}" if self.folder else None
         if place is None or not place.is_dir():
             return None
         try:
@@ -54,26 +55,25 @@ class Shelf:
             return None
 
     def close(self) -> None:
-        """Forget all and remove the folder."""
+        """Forget all and remove the shelf's own folder."""
         self._held.clear()
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+        if self._own is not None:
+            self._own.remove()
 
     def _write(self, report: int, step: int, state: State) -> None:
+        if self.folder is None:
+            self._own = Scratch()
+            self.folder = self._own.path
         try:
-            if self._folder is None:
-                self._folder = Path(tempfile.mkdtemp(prefix="nsysk3-scratch-"))
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            beside = Path(tempfile.mkdtemp(prefix=".", dir=self._folder))
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            beside = Path(tempfile.mkdtemp(prefix=".", dir=self.folder))
             for name, frame in state.items():
                 frame.write_ipc(beside / f"{name}.arrow", compression="uncompressed")  # so that it can be mapped
             with suppress(OSError):  # there already: another worker was given the same report
-                beside.rename(self._folder / f"{report}.{step}")
+                beside.rename(self.folder / f"{report}.{step}")
             shutil.rmtree(beside, ignore_errors=True)
         except (OSError, pl.exceptions.PolarsError) as error:  # polars calls a full disk a ComputeError
-            reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
-            raise MissingToolError(f"{self._folder or tempfile.gettempdir()}: no room for scratch files ({reason}); "
-                                   "set TMPDIR to a folder with more") from error  # fmt: skip
+            raise no_room(self.folder, error) from error
 
 
 def memory_share(share: float) -> int:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nsysk3.errors import InputError, MissingToolError, NsysK3Error
+from nsysk3.run.scratch import NoRoomError, scratch_under
 from nsysk3.scale import wire
 from nsysk3.scale.shelf import Shelf, State
 
@@ -17,18 +18,21 @@ Say = Callable[[str], None]
 # From the state of a report and what the step is told to its next state and what the others need to know.
 Step = Callable[[State, Any, Say], tuple[State, Any]]
 
+# Of errors, the most special first.
+_KINDS = (NoRoomError, MissingToolError, InputError)
+
 
 @dataclass(frozen=True)
 class Done:
     """What a worker answers.
 
-    ``out``: the step's answer (see wire), None where there is none: because of ``error`` (exit code and text), or
+    ``out``: the step's answer (see wire), None where there is none: because of ``error`` (its kind and text), or
     because the state before the step is not where this worker looks and has to be made again (``missing``).
     ``worker``, ``peak``: who answers, and the most memory it ever had, bytes.
     """
 
     out: bytes | None
-    error: tuple[int, str] | None
+    error: tuple[type[NsysK3Error], str] | None
     missing: bool
     worker: str
     peak: int
@@ -36,10 +40,7 @@ class Done:
     @property
     def raised(self) -> NsysK3Error | None:
         """``error`` as it was."""
-        if self.error is None:
-            return None
-        kind = MissingToolError if self.error[0] == MissingToolError.exit_code else InputError
-        return kind(self.error[1])
+        return None if self.error is None else self.error[0](self.error[1])
 
 
 def work(shelf: Shelf, report: int, number: int, calls: Sequence[bytes]) -> Done:
@@ -53,15 +54,19 @@ def work(shelf: Shelf, report: int, number: int, calls: Sequence[bytes]) -> Done
     if state is None:
         return Done(None, None, True, name(), peak())
     out: Any = None
+    before = scratch_under.set(shelf.folder)
     try:
         for call in calls:
             step, told = wire.loads(call)
             state, out = step(state, told, _silent)
         shelf.put(report, number, state)
     except NsysK3Error as error:
-        return Done(None, (error.exit_code, str(error)), False, name(), peak())
+        kinds = (kind for kind in _KINDS if isinstance(error, kind))  # of no class that the other side lacks
+        return Done(None, (next(kinds, InputError), str(error)), False, name(), peak())
     except MemoryError:
-        return Done(None, (MissingToolError.exit_code, "not enough memory for it on its worker"), False, name(), peak())
+        return Done(None, (MissingToolError, "not enough memory for it on its worker"), False, name(), peak())
+    finally:
+        scratch_under.reset(before)
     del state
     return Done(wire.dumps(out), None, False, name(), peak())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from nsysk3.run.words import counted
 from nsysk3.sweep.folder import Point, Repeat
 from nsysk3.sweep.record import Record
 
@@ -34,8 +35,8 @@ def _repeats(points: Sequence[Point], repeats: Sequence[Repeat]) -> Iterator[str
     cached = sum(1 for row in repeats if row.cached_tokens)
     if cached:
         yield (
-            f"{cached} repeats found part of their prompts in a prefix cache: their throughput is not that of prefill; "
-            "serve with --disable-radix-cache"
+            f"{counted(cached, 'repeat')} found part of the prompts in a prefix cache: throughput is not that of "
+            "prefill; serve with --disable-radix-cache"
         )
     clients = sorted({row.client for row in repeats if row.client})
     if len(clients) > 1:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from nsysk3.run.words import counted
 from nsysk3.sweep.job import Job
 
 
@@ -17,17 +18,17 @@ def _lines(job: Job) -> Iterator[str]:
 
     matrix, load = job.matrix, job.plans[0].settings.load
     kept = job.folder.done()
-    yield f"# {job.record.run_id}: {len(matrix.layouts)} layouts, results in {job.folder.path}"
+    yield f"# {job.record.run_id}: {counted(len(matrix.layouts), 'layout')}, results in {job.folder.path}"
     yield (
-        f"# each at {', '.join(f'C={each}' for each in matrix.concurrency)}, {matrix.repeats} repeats of "
-        f"{matrix.requests} requests, {load.input_len:,} -> {load.output_len:,} tokens, chunk {load.chunk:,}"
+        f"# each at {', '.join(f'C={each}' for each in matrix.concurrency)}, {counted(matrix.repeats, 'repeat')} of "
+        f"{counted(matrix.requests, 'request')}, {load.input_len:,} -> {load.output_len:,} tokens, chunk {load.chunk:,}"
     )
     tokens = 0
     for layout, plan in zip(matrix.layouts, job.plans, strict=True):
         left = [cell for cell in matrix.cells(layout) if cell.key not in kept]
         tokens += len(left) * matrix.requests * load.input_len
         yield ""
-        yield f"# {layout.label}: {len(left)} repeats to measure, {plan.url}"
+        yield f"# {layout.label}: {counted(len(left), 'repeat')} to measure, {plan.url}"
         if not left:
             continue
         yield from (f"# warning: {text}" for text in plan.warnings)

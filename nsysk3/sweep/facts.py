@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from nsysk3.run.manifest import SAID
 from nsysk3.sweep.record import LayoutRecord
 
-NAMES = (
-    "version", "model_path", "moe_runner_backend", "moe_a2a_backend", "attention_backend", "chunked_prefill_size",
-    "disable_radix_cache", "mem_fraction_static", "quantization", "dtype", "kv_cache_dtype",
-)  # fmt: skip
+NAMES = ("version", "model_path", *SAID, "chunked_prefill_size", "quantization", "dtype", "kv_cache_dtype")
 
 
 def facts_of(info: Mapping[str, Any], versions: Mapping[str, str]) -> dict[str, Any]:

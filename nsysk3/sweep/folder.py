@@ -25,6 +25,8 @@ _POSITIVE = frozenset({*_KEYS, "repeats", "attempt", "requests"})
 _DIVISORS = frozenset({"input_tps", "input_tps_min", "input_tps_max", "ttft_p50_ms"})
 RESULTS, SUMMARY = "results.csv", "summary.csv"
 DONE, FAILED = "done", "failed"
+# What a row is found by: pp, tp, ep, concurrency, repeat.
+Key = tuple[int, int, int, int, int]
 
 
 @dataclass(frozen=True)
@@ -141,7 +143,7 @@ class Folder:
         """The rows of summary.csv, none where there is no such file."""
         return _read(self.path / SUMMARY, Point)
 
-    def unproven(self) -> dict[tuple[int, int, int, int, int], str]:
+    def unproven(self) -> dict[Key, str]:
         """Repeats that are done but whose JSON line nobody can look at any more, by key: which file, and why not."""
         found = {}
         for row in self.results():
@@ -149,9 +151,14 @@ class Folder:
                 found[row.key] = f"{row.raw} {why}"
         return found
 
-    def done(self) -> set[tuple[int, int, int, int, int]]:
-        """Keys of the repeats that need not be measured any more: they count, and their JSON line is there."""
-        return {row.key for row in self.results() if row.status == DONE} - self.unproven().keys()
+    def looked_at(self) -> tuple[set[Key], dict[Key, str]]:
+        """Keys of the repeats that need not be measured any more, for their JSON line is there; and ``unproven``."""
+        unproven = self.unproven()
+        return {row.key for row in self.results() if row.status == DONE} - unproven.keys(), unproven
+
+    def done(self) -> set[Key]:
+        """The first of ``looked_at``."""
+        return self.looked_at()[0]
 
     def keep_results(self, rows: Iterable[Repeat]) -> None:
         """Put rows in place of those of the same repeats, in the matrix' order, and write the file anew."""

@@ -36,9 +36,8 @@ class Knee:
 
 def find_knee(points: Sequence[Point], judge: Repeats, rooms: Mapping[Layout, int | None], record: Record) -> Knee:
     """The knee over all concurrencies, with its evidence."""
-    levels = sorted({point.concurrency for point in points})
-    ladders = [sorted((p for p in points if p.concurrency == level), key=lambda p: p.layout) for level in levels]
-    best = {level: _knee_at(ladder, judge) for level, ladder in zip(levels, ladders, strict=True)}
+    ladders = _ladders(points)
+    best = {ladder[0].concurrency: _knee_at(ladder, judge) for ladder in ladders}
     winners = set(best.values())
     layouts = sorted({point.layout for point in points})
     if len(layouts) == 1:
@@ -56,6 +55,12 @@ def find_knee(points: Sequence[Point], judge: Repeats, rooms: Mapping[Layout, in
     return _recommend(knee, points, judge, rooms, record)
 
 
+def _ladders(points: Sequence[Point]) -> list[list[Point]]:
+    """Points by concurrency, the shallowest layout first."""
+    levels = sorted({point.concurrency for point in points})
+    return [sorted((p for p in points if p.concurrency == level), key=lambda p: p.layout) for level in levels]
+
+
 def _knee_at(ladder: Sequence[Point], judge: Repeats) -> Layout | None:
     """The shallowest layout that no other one clearly beats, if it clearly beats every shallower one."""
     for place, point in enumerate(ladder):
@@ -67,10 +72,10 @@ def _knee_at(ladder: Sequence[Point], judge: Repeats) -> Layout | None:
     return None
 
 
-def _loses(deeper: Layout, knee: Layout, ladders: Sequence[Sequence[Point]], judge: Repeats) -> bool:
+def _loses(layout: Layout, best: Layout, ladders: Sequence[Sequence[Point]], judge: Repeats) -> bool:
     for ladder in ladders:
         points = {point.layout: point for point in ladder}
-        if deeper in points and knee in points and judge.judge(points[knee], points[deeper]).verdict != "loss":
+        if layout in points and best in points and judge.judge(points[best], points[layout]).verdict != "loss":
             return False
     return True
 
@@ -116,10 +121,11 @@ def _recommend(
     rest = [layout for layout in ranked if layout != chosen]
     plain = [layout for layout in rest if not _special(layout, chosen, record)]
     fallback = next(iter(plain or rest), None)
-    return Knee(
-        knee.kind, knee.layout, knee.why, knee.over, chosen, _merits(chosen, points, rooms), fallback,
-        _merits(fallback, points, rooms) if fallback else [],
-    )  # fmt: skip
+    why = _merits(fallback, points, rooms) if fallback else []
+    if len(rest) == 1 and _loses(rest[0], chosen, _ladders(points), judge):
+        why = ["the only other layout measured, and slower by more than repeats differ", *why]
+    merits = _merits(chosen, points, rooms)
+    return Knee(knee.kind, knee.layout, knee.why, knee.over, chosen, merits, fallback, why)
 
 
 def _beaten(layout: Layout, points: Sequence[Point], judge: Repeats) -> bool:

@@ -107,8 +107,11 @@ def check_merge(ours: Record, other: Sweep, accept: Sequence[str] = ()) -> Merge
     )  # fmt: skip
 
 
-def check_accepted(accept: Sequence[str], ours: Record, others: Sequence[Sweep]) -> None:
-    """Raises InputError for what was to be accepted and is no item of these sweeps, or where there is no baseline."""
+def check_asked(accept: Sequence[str], own: Folder, ours: Record, others: Sequence[Sweep]) -> None:
+    """Raises InputError for what was to be accepted and is no item of these sweeps, or is to be where no baseline is.
+
+    Neither is a sweep a baseline of its own.
+    """
     if accept and not others:
         raise InputError(f"--accept {accept[0]}: there is no baseline that could differ; give --baseline DIR")
     known = sorted({name for record in (ours, *(each.record for each in others)) for name in items_of(record)})
@@ -117,6 +120,9 @@ def check_accepted(accept: Sequence[str], ours: Record, others: Sequence[Sweep])
             meant = closest(name, known)
             hint = f"did you mean {meant!r}? " if meant else ""
             raise InputError(f"--accept {name}: no such item; {hint}Items: {', '.join(known)}")
+    for other in others:
+        if other.folder.path.resolve() == own.path.resolve():
+            raise InputError(f"--baseline {other.folder.path}: is this sweep itself; give another one")
 
 
 def merged(own: Sweep, others: Sequence[Sweep], accept: Sequence[str] = ()) -> Sweep:

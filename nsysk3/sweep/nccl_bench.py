@@ -5,14 +5,14 @@ from __future__ import annotations
 import posixpath
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from nsysk3.errors import InputError, RunFailedError
+from nsysk3.errors import InputError, MissingToolError, RunFailedError
 from nsysk3.run.config import Settings
 from nsysk3.run.files import write_text
 from nsysk3.run.nccl_log import NUMA_MARK, NcclLog, read_nccl_log
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 _BUS = re.compile(r"^#\s+Rank\s+\d+\b.*\[(?:0x)?([0-9a-fA-F:.]+)\]", re.MULTILINE)
 _POLL_S = 0.1
+# Ends well where a GPU is to be seen: by its driver's tool, or its device file (WSL has another).
+_ANY_GPU = "nvidia-smi -L 2>/dev/null | grep -q '^GPU' || ls /dev/nvidia[0-9]* /dev/dxg 2>/dev/null | grep -q ."
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ def bench(
 
     layouts = []
     for depth, ranks in depths_and_ranks(pp, tp):
-        size = ranks or _gpus(settings) // depth
+        size = ranks or _gpus(settings, how.device) // depth
         layouts.append(Layout(depth, size, default_ep(max(size, 1))))
     wanted = domains(layouts, settings.cluster.hosts)
     if not wanted:
@@ -79,14 +81,16 @@ def bench(
     return measure_all(settings, wanted, how, run_id=new_run_id().replace("sweep", "nccl"), out=out, say=say)
 
 
-def _gpus(settings: Settings) -> int:
-    """GPUs of all hosts.  Raises InputError where nobody can tell."""
+def _gpus(settings: Settings, device: str) -> int:
+    """GPUs of all hosts.  Raises InputError where nobody can tell, MissingToolError where there are none."""
     from nsysk3.launch.plan import local_gpus
     from nsysk3.launch.transport import is_this_machine
 
     hosts, a_host = settings.cluster.hosts, settings.cluster.gpus_per_host
     if a_host is None and all(is_this_machine(host) for host in hosts):
         a_host = local_gpus(settings.env.get("CUDA_VISIBLE_DEVICES"))
+        if a_host is None and device == "cuda":
+            raise _no_gpu(hosts[0])
     if a_host is None:
         raise InputError("how many GPUs there are is not known: give --tp, or cluster.gpus_per_host")
     return a_host * len(hosts)
@@ -98,9 +102,11 @@ def measure_domain(
     """Measure one domain and keep its log at ``out``.
 
     nccl-tests is used for domains inside one host; across hosts it would need MPI, so there it is always torch.
-    Raises RunFailedError with the last words of whatever failed.
+    Raises RunFailedError with the last words of whatever failed, MissingToolError for a host without GPUs.
     """
     binary = None if how.torch or len(domain.hosts) > 1 else _binary(hosts[domain.hosts[0]], domain, how)
+    if binary is None and how.device == "cuda":
+        _need_gpus(hosts[name] for name in domain.hosts)
     text = _tests(settings, domain, hosts, how, binary) if binary else _torch(settings, domain, hosts, how, run_id)
     nodes = _numa_nodes(hosts[domain.hosts[0]], text) if len(domain.hosts) == 1 else None
     write_text(out, text.rstrip("\n") + "\n" + (f"{NUMA_MARK} {nodes}\n" if nodes else ""))
@@ -108,6 +114,16 @@ def measure_domain(
         return read_nccl_log(out)
     except InputError as error:
         raise RunFailedError(f"{domain.name}: {_last(text)} (all of it in {out})") from error
+
+
+def _need_gpus(hosts: Iterable[Host]) -> None:
+    for host in hosts:
+        if host.run(["sh", "-c", _ANY_GPU]).code:
+            raise _no_gpu(host.name)
+
+
+def _no_gpu(host: str) -> MissingToolError:
+    return MissingToolError(f"no GPU on {host}; --device cpu tries the command without GPUs")
 
 
 def _binary(host: Host, domain: Domain, how: Measure) -> str | None:

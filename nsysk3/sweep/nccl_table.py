@@ -10,6 +10,7 @@ from pathlib import Path
 from nsysk3.errors import InputError
 from nsysk3.run.files import write_text
 from nsysk3.run.nccl_log import NcclLog
+from nsysk3.run.words import counted
 from nsysk3.sweep.record import make_room
 from nsysk3.sweep.tables import NONE, TextTable
 
@@ -109,7 +110,8 @@ def domain_table(rows: Sequence[dict[str, str]]) -> TextTable:
             f"{float(here['busbw_gbs']):.2f} GB/s" if here else NONE, NONE if mean is None else f"{mean:.2f} GB/s",
             str(sum(counts)) if counts else NONE,
         ))  # fmt: skip
-    notes = (f"{wrong:,} values were wrong: these links or their drivers corrupt data",) if wrong else ()
+    were = f"{counted(wrong, 'value')} {'was' if wrong == 1 else 'were'} wrong"
+    notes = (f"{were}: these links or their drivers corrupt data",) if wrong else ()
     columns = ("domain", "topology", f"{_size(at)} latency", "busbw", f"mean with {_size(also)}", "wrong")
     return TextTable("domains", "Communication domains", columns, tuple(made), notes)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -15,10 +16,11 @@ from typing import TYPE_CHECKING
 from nsysk3 import __version__
 from nsysk3.errors import InputError
 from nsysk3.run.config import Settings
+from nsysk3.run.words import counted
 from nsysk3.sweep.folder import DONE, Folder
 from nsysk3.sweep.job import Job, now
 from nsysk3.sweep.matrix import Layout, Matrix
-from nsysk3.sweep.merge import BASELINES, changes, check_accepted, check_merge, keep_baseline, read_sweep
+from nsysk3.sweep.merge import BASELINES, changes, check_asked, check_merge, keep_baseline, read_sweep
 from nsysk3.sweep.nccl_table import NCCL_CSV
 from nsysk3.sweep.record import LayoutRecord, Record, flat_settings, make_room, read_record
 from nsysk3.sweep.request import Request
@@ -59,8 +61,8 @@ def make_plans(settings: Settings, wanted: Request, run_id: str, starts: Mapping
 
 
 def new_run_id() -> str:
-    """A name for a sweep that starts now."""
-    return f"sweep-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+    """A name for a sweep that starts now, which no other has: it marks processes and folders on hosts."""
+    return f"sweep-{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
 
 
 def prepare(
@@ -89,6 +91,10 @@ def prepare(
     if before is not None and not resume:
         raise InputError(f"{path}: holds a sweep already; --resume takes it up, another --out starts a new one")
     run_id = before.run_id if before and before.run_id else started
+    others = [read_sweep(baseline) for baseline in wanted.baselines]
+    # Before the plans: what is misspelt is not worth a look at any host or model.
+    asked = (before or Record()).model_copy(update={"settings": flat_settings(settings)})
+    check_asked(wanted.accept, folder, asked, others)
     earlier = before.layouts if before else []
     starts = {each.layout.key: max((start.attempt for start in each.starts), default=0) for each in earlier}
     plans = make_plans(settings, wanted, run_id, starts)
@@ -97,12 +103,11 @@ def prepare(
     record = _record(settings, matrix, run_id, before)
     if before:
         _refuse_changes(folder, before, record, layouts)
-    others = [read_sweep(baseline) for baseline in wanted.baselines]
-    check_accepted(wanted.accept, record, others)
     for other in others:
         found = check_merge(record, other, wanted.accept)
         record.accepted = list(dict.fromkeys([*record.accepted, *wanted.accept]))
-        say(f"{found.folder}: {len(found.same)} items are the same, {len(found.not_known)} not known on one side")
+        same = f"{counted(len(found.same), 'item')} {'is' if len(found.same) == 1 else 'are'} the same"
+        say(f"{found.folder}: {same}, {len(found.not_known)} not known on one side")
         for text in found.accepted:
             say(f"{found.folder}: accepted although {text}")
     for other in others if write else ():

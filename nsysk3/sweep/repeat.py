@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from nsysk3.run.config import Load
 from nsysk3.run.files import write_text
+from nsysk3.run.words import counted
 from nsysk3.sweep.folder import DONE, FAILED, Folder, Repeat
 from nsysk3.sweep.job import now
 from nsysk3.sweep.matrix import Cell
@@ -69,7 +70,7 @@ def repeat_row(
     if errors:
         cause = errors[0]
     elif completed != requests:
-        cause = f"{requests - completed} requests did not complete"
+        cause = f"{counted(requests - completed, 'request')} did not complete"
     elif not record.get("input_throughput") or _unmeasured(record["input_throughput"]):
         cause = "the benchmark tells no throughput"
     cached = [count for count in record.get("cached_tokens") or () if count is not None]

@@ -6,6 +6,7 @@ import json
 from dataclasses import asdict
 
 from nsysk3.errors import InputError
+from nsysk3.run.words import counted
 from nsysk3.sweep.findings import Findings, find
 from nsysk3.sweep.merge import Sweep
 from nsysk3.sweep.nccl_table import NCCL_CSV, domain_table, read_csv
@@ -30,7 +31,7 @@ def _unproven(sweep: Sweep) -> list[str]:
     if not lost:
         return []
     shown = "; ".join(lost[:SHOWN]) + (f"; and {len(lost) - SHOWN} more" if len(lost) > SHOWN else "")
-    count = "1 row" if len(lost) == 1 else f"{len(lost)} rows"
+    count = counted(len(lost), "row")
     return [f"{count} of results.csv cannot be checked any more: {shown}; nsysk3 sweep --resume measures that again"]
 
 

@@ -61,7 +61,7 @@ def _end(job: Job, run_id: str) -> None:
 
 def _run_layout(job: Job, layout: Layout, plan: Plan, presses: Presses) -> list[str]:
     """What is left of one layout; its failure, if any."""
-    kept, unproven = job.folder.done(), job.folder.unproven()
+    kept, unproven = job.folder.looked_at()
     cells = [cell for cell in job.matrix.cells(layout) if cell.key not in kept]
     for cell in cells:
         if why := unproven.get(cell.key):

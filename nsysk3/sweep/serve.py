@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from nsysk3.errors import MissingToolError, NsysK3Error, RunFailedError
 from nsysk3.run.files import write_text
 from nsysk3.run.manifest import Cause
+from nsysk3.run.words import counted
 from nsysk3.sweep.advice import further
 from nsysk3.sweep.facts import drift, facts_of, unlike
 from nsysk3.sweep.folder import DONE, Folder
@@ -68,7 +69,8 @@ class LayoutRun:
         try:
             self._serve(cells)
             if self.failed_cells:
-                message = f"{self.failed_cells} of {len(cells)} repeats do not count"
+                do = "does" if self.failed_cells == 1 else "do"
+                message = f"{self.failed_cells} of {counted(len(cells), 'repeat')} {do} not count"
                 self.start.cause = Cause(step="loading", kind="requests", message=message, advice="see results.csv")
             self.start.status = "failed" if self.failed_cells else "done"
         except NsysK3Error as error:
@@ -90,7 +92,7 @@ class LayoutRun:
 
         for text in self.plan.warnings:
             self.say(f"warning: {text}")
-        self.say(f"start {self.start.attempt}, {len(cells)} repeats to measure")
+        self.say(f"start {self.start.attempt}, {counted(len(cells), 'repeat')} to measure")
         opened: list[Host] = []
         try:
             with open_hosts(self.plan.settings, self.plan.run_id, [node.host for node in self.plan.nodes]) as hosts:
@@ -170,7 +172,7 @@ class LayoutRun:
         """Warm up, then every repeat; raises ServerFailedError when the server dies."""
         load, requests = self.plan.settings.load, self.job.matrix.requests
         if load.warmup:
-            self.say(f"warming up with {load.warmup} requests")
+            self.say(f"warming up with {counted(load.warmup, 'request')}")
             first = self._send(service, cells[0].concurrency, load.warmup, load.seed + _WARMUP_SEED, None)
             if not first.completed:
                 if failure := service.wait(service.failure, _DEATH_S, fail=False):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from nsysk3.run.words import counted
 from nsysk3.sweep.findings import SATURATED, Findings, Rung, Step, as_printed
 from nsysk3.sweep.folder import Point
 from nsysk3.sweep.matrix import Layout
@@ -136,10 +137,10 @@ def measured(record: Record, findings: Findings) -> str:
     parts = [f"{_number(say.get('load.input_len'))} -> {_number(say.get('load.output_len'))} tokens"]
     if say.get("load.chunk"):
         parts.append(f"chunk {_number(say['load.chunk'])}")
-    parts.append(f"{record.requests or '?'} requests a repeat")
+    parts.append(f"{'? requests' if record.requests is None else counted(record.requests, 'request')} a repeat")
     counts = sorted({rung.point.repeats for rung in findings.rungs})
-    repeats = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-    parts.append(f"medians of {repeats} repeat{'' if counts == [1] else 's'}")
+    repeats = counted(counts[0], "repeat") if len(counts) == 1 else f"{counts[0]} to {counts[-1]} repeats"
+    parts.append(f"medians of {repeats}")
     return ", ".join(parts)
 
 

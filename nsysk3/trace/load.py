@@ -10,10 +10,11 @@ from pathlib import Path
 
 import polars as pl
 
-from nsysk3.errors import InputError, NsysK3Error
+from nsysk3.errors import InputError, MissingToolError, NsysK3Error
 from nsysk3.run.inputs import Inputs, Problem, find_inputs, is_export_dir
 from nsysk3.run.manifest import Manifest, read_manifest
 from nsysk3.run.remote import AnyPath, to_path
+from nsysk3.trace.absent import absent_ranks
 from nsysk3.trace.facts import ReportFacts
 from nsysk3.trace.identity import Rank, identify
 from nsysk3.trace.part import Part, Seen, Tool, open_trace, read_part
@@ -29,8 +30,9 @@ class Roster:
     ``facts``: one a report.  ``ranks``: one row a rank in rank order: ``rank`` (row number), ``report``,
     ``report_name``, ``host``, ``pid``, ``device_id``, ``gpu_uuid``, ``gpu_name``, ``world_rank``, ``pp_rank``,
     ``tp_rank``, ``ep_rank``, ``rank_source``, ``dropped_rows``.  ``names``: ``name_id`` to symbol; ``own_names``: by
-    report, the name_id of each of its own.  ``problems``: inputs that gave no rank.  ``notes``: what a reader of the
-    numbers should know about the inputs.
+    report, the name_id of each of its own.  ``sizes``: ``comm``, ``nranks`` of the communicators whose size a payload
+    tells.  ``problems``: inputs that gave no rank, the manifest among them where it lists ranks that no report holds.
+    ``notes``: what a reader of the numbers should know about the inputs.
     """
 
     paths: tuple[AnyPath, ...]
@@ -40,6 +42,7 @@ class Roster:
     ranks: pl.DataFrame
     names: pl.DataFrame
     own_names: tuple[pl.Series, ...]
+    sizes: pl.DataFrame
     problems: tuple[Problem, ...]
     notes: tuple[str, ...]
 
@@ -102,7 +105,10 @@ def load(
             progress(f"reading {each.name} ({number + 1}/{len(inputs.traces)})")
         try:
             if not isinstance(each.path, Path):
-                raise InputError(f"{each.path}: only `nsysk3 analyze` reads URLs; copy it here first")
+                raise InputError(
+                    f"{each.path}: is a URL, which nsysk3.analyze(URL) and `nsysk3 analyze` read; for anything else "
+                    "copy it here first"
+                )
             report = open_trace(each.path, each.name, each.host, tool, progress=progress)
             parts.append(read_part(report))
             reports.append(report)
@@ -130,7 +136,7 @@ def problem_of(path: AnyPath, error: NsysK3Error, inputs: Inputs) -> Problem:
     """What became of an input; raises ``error`` itself where it is the only one."""
     if len(inputs.traces) == 1 and not inputs.problems:
         raise error
-    return Problem(str(path), str(error))
+    return Problem(str(path), str(error), isinstance(error, MissingToolError))
 
 
 def assemble(
@@ -141,9 +147,12 @@ def assemble(
     problems: Sequence[Problem],
     user_map: Path | None,
 ) -> Roster:
-    """Say who is who among the ranks of several reports.  Raises InputError when there is no report."""
+    """Say who is who among the ranks of several reports.
+
+    Raises InputError when there is no report, MissingToolError when this machine alone is why.
+    """
     if not seen:
-        raise InputError("; ".join(str(problem) for problem in problems))
+        raise _none_left(problems)
     inits = pl.concat(
         each.inits.with_columns(pl.lit(index, pl.Int64).alias("report")) for index, each in enumerate(seen)
     )
@@ -155,9 +164,23 @@ def assemble(
     own = [each.names.join(names, on=["short_name", "name"], how="left").sort("name_id") for each in seen]
     return Roster(
         paths, run_dir, manifest, facts, _rank_frame(labelled, seen), names,
-        tuple(each["name_id_right"] for each in own), tuple(problems),
+        tuple(each["name_id_right"] for each in own), pl.concat(each.sizes for each in seen).unique(),
+        (*problems, *absent_ranks(run_dir, manifest, labelled, problems)),
         (*_shared_gpus(labelled), *(note for each in seen for note in each.notes)),
     )  # fmt: skip
+
+
+def _none_left(problems: Sequence[Problem]) -> NsysK3Error:
+    """Why no input is left, each reason once."""
+    alike: dict[str, list[Problem]] = {}
+    for problem in problems:
+        alike.setdefault(problem.message, []).append(problem)
+    each = [
+        str(same[0]) if len(same) == 1 else f"{same[0].path} and {len(same) - 1} more: {message}"
+        for message, same in alike.items()
+    ]
+    kind = MissingToolError if all(problem.of_machine for problem in problems) else InputError
+    return kind("; ".join(each))
 
 
 def _shared_gpus(ranks: list[Rank]) -> list[str]:

@@ -16,16 +16,15 @@ import signal
 import sqlite3
 import subprocess
 import tempfile
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterable
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Literal
-
-from platformdirs import user_cache_dir
+from typing import Literal
 
 from nsysk3.errors import InputError, MissingToolError, NsysK3Error
+from nsysk3.run.files import cache_folder
+from nsysk3.trace.child import run_child
 
 Kind = Literal["sqlite", "parquetdir"]
 
@@ -38,7 +37,6 @@ _HASH_BLOCKS = 64
 _NEWER = re.compile(r"created in Nsight Systems version \(([^)]*)\),? *newer than your current version \(([^)]*)\)")
 _DISK_FULL = re.compile(r"disk is full|no space left|quota exceeded|error writing bytes", re.IGNORECASE)
 _DAMAGED = re.compile(r"magic number mismatch|cannot read from stream|version tag is not found", re.IGNORECASE)
-_PROGRESS = re.compile(r"\[[ =|]*(\d{1,3}%)")
 _NOISE = re.compile(r"^\[?libprotobuf|^Dynamic exception type|^std::exception::what")
 
 
@@ -197,8 +195,7 @@ def _block_offsets(size: int) -> Iterable[int]:
 
 def _cache_places(rep: Path, key: str, kind: Kind) -> tuple[Path, Path]:
     name = rep.stem + _SUFFIX[kind]
-    cache = Path(os.environ.get("NSYSK3_CACHE") or user_cache_dir("nsysk3"))
-    return rep.parent / name, cache / "exports" / key / name
+    return rep.parent / name, cache_folder() / "exports" / key / name
 
 
 def _find_cached(rep: Path, key: str, kind: Kind, options: list[str]) -> Path | None:
@@ -252,7 +249,7 @@ def _export_to(
         with _part_folder(target.parent) as folder:
             made = Path(folder) / ("export" + _SUFFIX[kind])
             command = [str(nsys.path), "export", f"--type={kind}", "--force-overwrite=true", *_options(nsys)]
-            code, lines = _run([*command, f"--output={made}", str(rep.absolute())], progress)
+            code, lines = run_child([*command, f"--output={made}", str(rep.absolute())], progress)
             if code or _DISK_FULL.search("\n".join(lines)) or not _is_whole(made, kind):
                 raise _failure(rep, nsys, code, lines, target.parent)
             _install(made, target, sidecar)
@@ -267,41 +264,6 @@ def _export_to(
 
 def _part_folder(parent: Path) -> "tempfile.TemporaryDirectory[str]":
     return tempfile.TemporaryDirectory(prefix=".nsysk3-", suffix=".part", dir=parent, ignore_cleanup_errors=True)
-
-
-def _run(command: list[str], progress: Callable[[str], None] | None) -> tuple[int, list[str]]:
-    """Run nsys in a process group of its own; return its exit code and the last lines it printed."""
-    lines: deque[str] = deque(maxlen=200)
-    try:
-        started = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
-        )
-    except OSError as error:
-        raise MissingToolError(f"{_show(command[0])}: cannot be run ({error.strerror}); pass another --nsys") from error
-    with started as process:
-        assert process.stdout is not None
-        try:
-            for line in _lines(process.stdout):
-                bar = _PROGRESS.search(line)
-                if bar is None:
-                    lines.append(line)
-                elif progress:
-                    progress(bar[1])
-            return process.wait(), list(lines)
-        except BaseException:  # Ctrl-C above all: no nsys may go on writing into a folder that goes away
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            raise
-
-
-def _lines(stream: IO[bytes]) -> Iterator[str]:
-    """Lines as they come; nsys ends those of its progress bar with a carriage return."""
-    rest = b""
-    while chunk := os.read(stream.fileno(), 65536):
-        *whole, rest = re.split(rb"[\r\n]+", rest + chunk)
-        yield from (line.decode("utf-8", "replace") for line in whole if line.strip())
-    if rest.strip():
-        yield rest.decode("utf-8", "replace")
 
 
 def _is_whole(made: Path, kind: Kind) -> bool:

@@ -32,13 +32,15 @@ class Seen:
     """What one report adds to the picture of the run, without its rows.
 
     ``places``: the (process, GPU) pairs that worked, in order; ``names``: ``name_id``, ``short_name``, ``name`` of its
-    kernels; ``inits``: ``pid``, ``rank``, ``nranks`` of its ncclCommInitRank calls; ``dropped``: GPU rows left out.
+    kernels; ``inits``: ``pid``, ``rank``, ``nranks`` of its ncclCommInitRank calls; ``sizes``: ``comm``, ``nranks`` of
+    the communicators that its payloads tell the size of; ``dropped``: GPU rows left out.
     """
 
     facts: ReportFacts
     places: tuple[Rank, ...]
     names: pl.DataFrame
     inits: pl.DataFrame
+    sizes: pl.DataFrame
     dropped: int
     notes: tuple[str, ...]
 
@@ -120,7 +122,8 @@ def read_part(report: Report, shown_as: str | None = None) -> Part:
     notes += _missing_workers(report, events, calls, set(launches["pid"].unique().to_list())) + _said(report, events)
     inits = calls.filter(pl.col("op").str.starts_with("ncclCommInitRank"))
     inits = inits.select(pid_of(pl.col("tid")).alias("pid"), "rank", "nranks")
-    seen = Seen(facts_of(report, shown_as), tuple(places), gpu.names, inits, gpu.dropped, tuple(notes))
+    sizes = calls.select("comm", "nranks").drop_nulls().unique()
+    seen = Seen(facts_of(report, shown_as), tuple(places), gpu.names, inits, sizes, gpu.dropped, tuple(notes))
     return Part(seen, events, calls)
 
 

@@ -20,12 +20,14 @@ class Catalogue:
     """The texts of one language.
 
     Called with a dotted key it gives the text, its ``{fields}`` filled in.  ``said`` translates what the analysis wrote
-    in English, by the patterns of the language's file, whole or part by part; what no pattern knows stays English.
+    in English, by the patterns of the language's file, whole or part by part, and names of columns by ``names``; what
+    neither knows stays English.
     """
 
     lang: str
     texts: Mapping[str, Any]
     patterns: tuple[tuple[re.Pattern[str], str], ...]
+    names: Mapping[str, str]
 
     def __call__(self, key: str, **fields: object) -> str:
         """The text of ``key``.  A missing key is a fault of ours and raises KeyError."""
@@ -47,6 +49,8 @@ class Catalogue:
             if (found := pattern.fullmatch(text)) is not None:
                 fields = {name: self.said(part)[0] for name, part in found.groupdict(default="").items()}
                 return replacement.format(**fields), self.lang
+        if (name := self.names.get(text)) is not None:
+            return name, self.lang
         if "; " in text:
             told = [self.said(part) for part in text.split("; ")]
             if any(lang != "en" for _, lang in told):
@@ -70,6 +74,9 @@ def catalogue(lang: str) -> Catalogue:
     """The texts of ``lang``.  Raises InputError for a language there is no file of."""
     if lang not in LANGUAGES:
         raise InputError(f"no report language {lang!r}; there are {', '.join(LANGUAGES)}")
-    texts = tomllib.loads(files(__name__).joinpath(f"{lang}.toml").read_text("utf-8"))
+    texts, english = (
+        tomllib.loads(files(__name__).joinpath(f"{each}.toml").read_text("utf-8")) for each in (lang, "en")
+    )
     patterns = tuple((re.compile(entry["pattern"], re.DOTALL), entry["text"]) for entry in texts.get("said", ()))
-    return Catalogue(lang, texts, patterns)
+    names = {english["col"][key]: text for key, text in texts["col"].items() if key in english["col"]}
+    return Catalogue(lang, texts, patterns, names)

@@ -9,7 +9,7 @@ from typing import Any
 from nsysk3.compare.model import Comparability, Comparison, Delta, Row
 from nsysk3.report.blocks import Block, Column, Figure, Prose, Raw, Section, Table, make_table
 from nsysk3.report.catalogue import Catalogue
-from nsysk3.report.compare_terminal import caption, change, grouped, samples, span
+from nsysk3.report.compare_terminal import caption, change, grouped, samples, span, why_apart
 from nsysk3.report.draw.bars import NARROW, WIDE
 from nsysk3.report.draw.forest import Change, forest
 from nsysk3.report.text import clean, duration, shown
@@ -95,8 +95,7 @@ def apart(comparison: Comparison, texts: Catalogue) -> Section | None:
     found = dict(grouped(comparison)).get("apart")
     if not found:
         return None
-    why = dict.fromkeys(row.why_apart for row in found if row.why_apart)
-    said = tuple(texts.said(clean(text, 1000)) for text in why)
+    said = tuple(texts.said(clean(text, 1000)) for text in why_apart(found))
     return make_section(
         texts, "apart", Prose(said, kind="warning") if said else None, _group(comparison, texts, "apart", found)
     )
@@ -118,7 +117,7 @@ def _group(comparison: Comparison, texts: Catalogue, group: str, rows: Sequence[
             columns += [Column(f"n{i}", "figure", label=texts("col.n"))]
         columns += [Column(f"verdict{i}", "text", label=texts("col.verdict") + of)]
     made = [_row(texts, row) for row in rows]
-    note = caption(comparison, group, rows)  # type: ignore[arg-type]
+    note = caption(comparison, group, rows, cells=False)  # type: ignore[arg-type]
     table = make_table(texts, f"rows-{group}", made, columns, caption=texts(f"group.{group}"))
     said = f"{texts.said(note)[0]}" if note and group != "apart" else None
     return Table(table.id, table.caption, table.columns, table.rows, table.notes, said)

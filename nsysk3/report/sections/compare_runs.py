@@ -94,11 +94,10 @@ def collectives(runs: Runs, texts: Catalogue) -> Section:
 
 
 def pipelines(runs: Runs, texts: Catalogue) -> Section:
-    """Gantt, bubble and P2P of every run that has a pipeline."""
-    blocks: list[Block | None] = []
+    """Gantt, bubble and P2P of every run that has a pipeline; one line for all that have none."""
+    blocks = [_absent(texts, "pipeline", [label for label, view in runs if view.table("p2p").is_empty()], len(runs))]
     for number, (label, view) in enumerate(runs):
         if view.table("p2p").is_empty():
-            blocks.append(Prose(((f"{label}: {texts('section.pipeline.absent')}", texts.lang),), kind="note"))
             continue
         for figure in (gantt_figure(view), bubble_figure(view) if view.table("pipeline").height else None):
             if figure:
@@ -109,13 +108,20 @@ def pipelines(runs: Runs, texts: Catalogue) -> Section:
 
 
 def layers(runs: Runs, texts: Catalogue) -> Section:
-    """The heat map of every run that has layers."""
-    blocks: list[Block | None] = []
-    for number, (label, view) in enumerate(runs):
-        rows = view.rows("layer_rows")
-        absent = Prose(((f"{label}: {texts('section.layers.absent')}", texts.lang),), kind="note")
-        blocks.append(_named(heat_figure(view, rows), label, number) if rows else absent)
+    """The heat map of every run that has layers; one line for all that have none."""
+    found = [(label, view, view.rows("layer_rows")) for label, view in runs]
+    blocks = [_absent(texts, "layers", [label for label, _, rows in found if not rows], len(runs))]
+    blocks += [
+        _named(heat_figure(view, rows), label, number) for number, (label, view, rows) in enumerate(found) if rows
+    ]
     return make_section(texts, "layers", *blocks)
+
+
+def _absent(texts: Catalogue, section: str, without: Sequence[str], runs: int) -> Block | None:
+    """What is not there in the runs ``without``, which are named unless they are all ``runs``."""
+    said = texts(f"section.{section}.absent")
+    named = said if len(without) == runs else f"{', '.join(without)}: {said}"
+    return Prose(((named, texts.lang),), kind="note") if without else None
 
 
 def _named(figure: Figure, label: str, number: int) -> Figure:

@@ -1,0 +1,50 @@
+"""Which ranks a number stands for: all stable ones, or nearly all of every stage; those left out are told."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import numpy as np
+import polars as pl
+
+from nsysk3.compare.statistics import Samples
+
+# Of every stage's stable ranks; with fewer than ten a stage that is all of them.  A median moves little for the rest.
+ENOUGH = 0.9
+CUT_FORWARDS = "the window holds forwards that are not whole: analyze with --window prefill"
+SOME_STAGES = "only some of the stages tell it"
+_CUT_ONE = "its window holds forwards that are not whole: analyze with --window prefill"
+_CUT_SOME = "their windows hold forwards that are not whole: analyze with --window prefill"
+_NAMED = 3
+
+
+def of_the_run(samples: Samples, stable: pl.DataFrame) -> bool:
+    """Whether enough ranks of every stage have a value: stages do different work, and ranks of one are not alike."""
+    told = stable.group_by("stage").agg(pl.col("rank").is_in(_told(samples)).mean())
+    return bool((told["rank"] >= ENOUGH).all())
+
+
+def left_out(samples: Samples, stable: pl.DataFrame, cut: Collection[int]) -> str | None:
+    """Who has no value, and why; None where every stable rank has one."""
+    told = _told(samples)
+    missing = stable.filter(~pl.col("rank").is_in(told))
+    if missing.is_empty():
+        return None
+    ranks = set(missing["rank"].to_list())
+    if len(ranks) == stable.height and ranks <= set(cut):
+        return CUT_FORWARDS
+    if not ranks & set(cut) and set(missing["stage"].to_list()) - set(stable.join(missing, "rank", "anti")["stage"]):
+        return SOME_STAGES
+    one = len(ranks) == 1
+    why = (_CUT_ONE if one else _CUT_SOME) if ranks <= set(cut) else "nothing tells it there"
+    return f"{len(ranks)} of {stable.height} ranks left out ({_names(missing['world_rank'].to_list())}): {why}"
+
+
+def _told(samples: Samples) -> list[int]:
+    return [int(rank) for rank in samples.ranks[~np.isnan(samples.values).all(axis=1)]]
+
+
+def _names(worlds: list[int]) -> str:
+    shown = ", ".join(map(str, sorted(worlds)[:_NAMED]))
+    more = f" and {len(worlds) - _NAMED} more" if len(worlds) > _NAMED else ""
+    return f"rank{'s' if len(worlds) > 1 else ''} {shown}{more}"

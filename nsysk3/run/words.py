@@ -1,0 +1,22 @@
+"""Numbers and ranks in sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+def counted(number: int, noun: str) -> str:
+    """``1 rank``, ``2 ranks``, ``1,200 ranks``."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def ranks_in_words(ranks: Iterable[int]) -> str:
+    """``rank 8``, ``ranks 8, 9``, ``ranks 0-7, 9``."""
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    shown = [f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs]
+    return f"rank{'s' if sum(map(len, runs)) > 1 else ''} {', '.join(shown)}"
