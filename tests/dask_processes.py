@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -34,6 +35,11 @@ class DaskProcesses:
         for each in self.workers:
             each.kill()
             each.wait()
+
+    def stop_workers(self) -> None:
+        """Let all workers there are hang, as long as they live."""
+        for each in self.workers:
+            each.send_signal(signal.SIGSTOP)
 
     def lose_scheduler(self) -> None:
         """Kill the scheduler."""

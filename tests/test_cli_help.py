@@ -217,6 +217,9 @@ def test_bash_completes(tmp_path: Path) -> None:
         "nsysk3 export": "export export-trace",
         "nsysk3 analyze --window ": "capture prefill steady",
         "nsysk3 export --type p": "parquetdir",
+        "nsysk3 simulate --preset kimi-k3-6000d-pp1": "kimi-k3-6000d-pp1 kimi-k3-6000d-pp16",
+        "nsysk3 simulate --fault li": "list",
+        "nsysk3 analyze --recipe nsysk3_st": "nsysk3_stage_wait",
     }
     complete = """
         eval "$(_NSYSK3_COMPLETE=source_bash nsysk3)"

@@ -58,6 +58,10 @@ BAD_MANIFESTS = {
     '{"ranks": [{"host": "a"}]}': "ranks.0.world_rank",
     '{"topology": {"pp": 0, "tp": 1}}': "topology.pp",
     '{"hosts": 3}': "hosts",
+    '{"ranks": [{"world_rank": -1, "host": "a", "device": 0}]}': "ranks.0.world_rank",
+    '{"ranks": [{"world_rank": 1, "host": "a", "device": 0}, {"world_rank": 1, "host": "a", "device": 1}]}': (
+        "ranks: rank 1 listed more than once"
+    ),
 }
 
 

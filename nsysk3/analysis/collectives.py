@@ -64,7 +64,8 @@ def match_collectives(comm: pl.DataFrame, clocks: Clocks, members: pl.DataFrame)
     ``start_utc_ns``, ``end_utc_ns`` (common clock), ``duration_ns``, ``wait_ns``, ``transfer_ns`` (null when the
     instance was seen on one rank only, or is incomplete), ``min_duration_ns`` (the clock-free bound of transfer),
     ``end_spread_ns`` (how far apart the members ended), ``last_rank``, ``bytes`` (of the whole operation),
-    ``ranks_seen``, ``ranks`` (members as ``members`` has them, see member_counts, else those that were seen),
+    ``ranks_seen``, ``ranks`` (members as ``members`` has them, see member_counts, else those that were seen; where
+    that has null there may be more),
     ``uncertainty_ns``, ``state`` (``resolved``, ``unresolved``: the wait is below the clock uncertainty,
     ``incomplete``: members were not seen, and the wait is not known, ``unmatched``), ``confidence``.
 
@@ -81,9 +82,9 @@ def match_collectives(comm: pl.DataFrame, clocks: Clocks, members: pl.DataFrame)
     )
     table = _instances(table, clocks)
     observed = pl.col("rank").n_unique().over("communicator", "role").cast(pl.Int64)
-    known = members.rename({"group": "communicator"})
+    known = members.rename({"group": "communicator"}).with_columns(pl.col("members").is_null().alias("more"))
     table = table.join(known, on="communicator", how="left", maintain_order="left")
-    table = table.with_columns(pl.max_horizontal(observed, "members").alias("ranks"))
+    table = table.with_columns(pl.max_horizontal(observed, "members").alias("ranks"), pl.col("more").fill_null(False))
     return _waits(table, clocks)
 
 
@@ -130,13 +131,18 @@ def _doubt(table: pl.DataFrame, clocks: Clocks) -> pl.Series:
     return pl.Series("doubt", doubt).cast(pl.Int64)
 
 
+def _whole() -> pl.Expr:
+    """Every member of the instance was seen."""
+    return (pl.col("ranks_seen") == pl.col("ranks")) & ~pl.col("more")
+
+
 def _late_at_most() -> pl.Expr:
     """How long after the last that was seen a member that was not can have arrived.
 
     Then even the shortest kernel waited for it, by what it lasted longer than whole instances of that size can; null
     where too few of these were seen to know.
     """
-    whole = pl.col("ranks_seen") == pl.col("ranks")
+    whole = _whole()
     # The communicator's own show that its links are none faster; of all alike there are more to find the fastest in.
     enough = (pl.col("instance").filter(whole).n_unique() >= _TO_COMPARE).over("communicator", "role", "message")
     fastest = pl.col("min_duration_ns").filter(whole).min().over("role", "ranks", "message")
@@ -170,7 +176,7 @@ def _waits(table: pl.DataFrame, clocks: Clocks) -> pl.DataFrame:
         .when((wait > 0) & (wait < doubt)).then(pl.lit("unresolved"))
         .otherwise(pl.lit("resolved"))
     )  # fmt: skip
-    whole = pl.col("ranks_seen") == pl.col("ranks")
+    whole = _whole()
     confidence = (
         pl.when(alone).then(pl.lit("none"))
         .when(pl.col("mixed")).then(pl.lit("low"))

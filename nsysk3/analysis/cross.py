@@ -67,7 +67,7 @@ def match(
     """
     known = known or Membership()
     comm = infer_groups(comm_table(rows), ranks)
-    halves = sides(comm, ranks, known.stages)
+    halves = sides(comm, ranks, known.stages, whole=known.whole)
     observed = observe_collectives(comm)
     for pair, seen in observe_p2p(halves).items():
         observed.setdefault(pair, []).extend(seen)

@@ -18,28 +18,37 @@ _SHOWN = 3
 class Membership:
     """What is known of communicators besides who was seen in them.
 
-    ``listed``: the manifest's entry of each rank of the run; ``all_listed``: every entry, seen or not;
-    ``sizes``: ``comm``, ``nranks``, from NCCL payloads; ``stages``: how many, 0 where nobody says.
+    ``listed``: the manifest's or the user's map's entry of each rank of the run; ``all_listed``: every entry, seen or
+    not; ``sizes``: ``comm``, ``nranks``, from NCCL payloads; ``stages``: how many, 0 where nobody says; ``whole``: no
+    rank of the run is missing, as far as anybody knows.
     """
 
     listed: Mapping[int, RankEntry] = field(default_factory=dict)
     all_listed: Sequence[RankEntry] = ()
     sizes: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema={"comm": pl.Int64, "nranks": pl.Int64}))
     stages: int = 0
+    whole: bool = True
 
     @classmethod
     def of(cls, run: Roster) -> Membership:
-        """What the manifest and the payloads of a run say; a guessed rank is not one of the manifest."""
-        entries = {entry.world_rank: entry for entry in run.manifest.ranks} if run.manifest else {}
+        """What the manifest, the map and the payloads of a run say; a guessed rank is not one of theirs."""
+        if run.unplaced:
+            # The layout may still be told, and each rank's stage by itself.
+            topology = run.manifest.topology if run.manifest else None
+            staged = run.ranks["pp_rank"].null_count() == 0
+            return cls(sizes=run.sizes, stages=topology.pp if topology and staged else 0, whole=False)
+        entries = {entry.world_rank: entry for entry in run.listed}
         named = run.ranks.filter(pl.col("rank_source") != "inferred").select("rank", "world_rank")
         listed = {rank: entries[world] for rank, world in named.iter_rows() if world in entries}
-        stages = len({entry.pp for entry in entries.values()}) if len(listed) == run.ranks.height else 0
-        return cls(listed, tuple(entries.values()), run.sizes, stages)
+        every = len(listed) == run.ranks.height
+        stages = len({entry.pp for entry in entries.values()}) if every else 0
+        return cls(listed, tuple(entries.values()), run.sizes, stages, not every or len(entries) == len(listed))
 
 
 def member_counts(comm: pl.DataFrame, known: Membership) -> pl.DataFrame:
-    """``group`` and ``members`` of the communicators that are known to have so many.
+    """``group`` and ``members``: how many a communicator has, null where ranks that are missing may be among them.
 
+    Those of which nobody says it have no row, as long as no rank is missing.
     A payload says it of its communicator.  The manifest tells of one that takes in every rank seen of a stage, of the
     ranks with one place in all stages, or of the run, that it takes in those that were not seen too.
     """
@@ -50,11 +59,8 @@ def member_counts(comm: pl.DataFrame, known: Membership) -> pl.DataFrame:
     said = set(stated["group"])
     seen = {group: set(ranks) for group, ranks in together.group_by("group").agg(pl.col("rank").unique()).iter_rows()}
     active = set().union(*seen.values())
-    found = [
-        (group, size)
-        for group, ranks in seen.items()
-        if group not in said and (size := _of_manifest(ranks, active, known)) is not None
-    ]
+    sizes = [(group, _of_manifest(ranks, active, known)) for group, ranks in seen.items() if group not in said]
+    found = [(group, size) for group, size in sizes if size is not None or not known.whole]
     inferred = pl.DataFrame(found, schema={"group": pl.String, "members": pl.Int64}, orient="row")
     return pl.concat([stated, inferred]).group_by("group").agg(pl.col("members").max())
 
@@ -84,18 +90,24 @@ def _run(_: RankEntry) -> object:
 
 
 def incomplete_notes(collectives: pl.DataFrame) -> list[str]:
-    """One note on communicators of which members were never seen, however many there are."""
-    few = (
-        collectives.group_by("communicator", maintain_order=True)
-        .agg(pl.col("rank").n_unique().alias("seen"), pl.col("ranks").max())
-        .filter(pl.col("seen") < pl.col("ranks"))
+    """One note on communicators of which members were never seen, and one on those that may have more."""
+    each = (
+        collectives.group_by("communicator")
+        .agg(
+            pl.col("rank").n_unique().alias("seen"), pl.col("ranks").max(),
+            ((pl.col("state") == "incomplete") & (pl.col("ranks_seen") == pl.col("ranks"))).any().alias("open"),
+        )
         .sort("communicator")
-    )
-    if few.is_empty():
-        return []
-    each = [f"{seen} of {ranks} members of {name}" for name, seen, ranks in few.head(_SHOWN).iter_rows()]
-    more = f" and not all of {few.height - _SHOWN} more communicators" if few.height > _SHOWN else ""
-    return [
-        f"{', '.join(each)}{more} were seen: who arrived last there is not known, nor how much of their collectives "
-        "was waiting"
-    ]
+    )  # fmt: skip
+    few, unsure = each.filter(pl.col("seen") < pl.col("ranks")), each.filter("open")
+    unknown = "who arrived last there is not known, nor how much of their collectives was waiting"
+    notes = []
+    if few.height:
+        named = [f"{seen} of {ranks} members of {name}" for name, seen, ranks, _ in few.head(_SHOWN).iter_rows()]
+        more = f" and not all of {few.height - _SHOWN} more communicators" if few.height > _SHOWN else ""
+        notes.append(f"{', '.join(named)}{more} were seen: {unknown}")
+    if unsure.height:
+        more = f" and {unsure.height - _SHOWN} more communicators" if unsure.height > _SHOWN else ""
+        named = unsure["communicator"].head(_SHOWN).to_list()
+        notes.append(f"ranks are missing and may be members of {', '.join(named)}{more}: {unknown}")
+    return notes

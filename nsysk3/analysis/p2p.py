@@ -19,13 +19,14 @@ Ints = NDArray[np.int64]
 RESULT_BYTES = 64 * 1024
 
 
-def sides(comm: pl.DataFrame, ranks: pl.DataFrame, stages: int = 0) -> pl.DataFrame:
+def sides(comm: pl.DataFrame, ranks: pl.DataFrame, stages: int = 0, *, whole: bool = True) -> pl.DataFrame:
     """Send and receive halves of P2P kernels, each with the channel it belongs to.
 
     Columns: ``event``, ``rank``, ``report``, ``start``, ``end``, ``dur``, ``send`` (bool), ``src``, ``dst`` (ranks),
     ``bytes``, ``channel_source``.  The peer is the payload's peer rank in its communicator; where there is no payload
     it is inferred by whose kernels end together.  A half whose peer stays unknown has a null ``src`` or ``dst``.
-    ``stages``: how many there are, seen or not; 0 where nobody says.
+    ``stages``: how many there are, seen or not; 0 where nobody says.  ``whole``: no rank is missing, as far as anybody
+    knows; with one missing nobody is taken for a neighbour whose stage is not known.
     """
     halves = _halves(comm.filter(pl.col("role") == "p2p"))
     if halves.is_empty():
@@ -33,7 +34,7 @@ def sides(comm: pl.DataFrame, ranks: pl.DataFrame, stages: int = 0) -> pl.DataFr
             pl.lit(None, pl.Int32).alias("src"), pl.lit(None, pl.Int32).alias("dst"),
             pl.lit(None, pl.String).alias("channel_source"),
         )  # fmt: skip
-    peers = pl.concat([_payload_peers(halves, ranks), _inferred_peers(halves, _places(comm, ranks), stages)])
+    peers = pl.concat([_payload_peers(halves, ranks), _inferred_peers(halves, _places(comm, ranks), stages, whole)])
     # A channel named by a payload wins over one that was inferred.
     peers = peers.unique(["rank", "comm", "stream", "send", "peer"], keep="first", maintain_order=True)
     joined = halves.join(peers, on=["rank", "comm", "stream", "send", "peer"], how="left", nulls_equal=True)
@@ -65,21 +66,28 @@ def _payload_peers(halves: pl.DataFrame, ranks: pl.DataFrame) -> pl.DataFrame:
     """Peer rank numbers of communicators as ranks of the run.
 
     Members are in stage order where stages are known, else in rank order: NCCL numbers them as the group was listed.
+    A communicator with a member missing from the run names nobody: the numbering slips.
     """
     world = ranks.select("rank", pl.coalesce("pp_rank", "world_rank").alias("place"), "world_rank")
     members = halves.filter(pl.col("comm").is_not_null()).select("comm", "rank").unique().join(world, on="rank")
     members = members.sort("comm", "place", "world_rank").with_columns(
         pl.int_range(pl.len()).over("comm").cast(pl.Int64).alias("peer")
     )
-    wanted = halves.filter(pl.col("comm").is_not_null() & pl.col("peer").is_not_null())
+    wanted = halves.filter(pl.col("comm").is_not_null() & pl.col("peer").is_not_null() & ~_short(halves))
     found = (
         wanted.select("rank", "comm", "stream", "send", "peer")
         .unique()
         .join(members.select("comm", "peer", pl.col("rank").alias("other")), on=["comm", "peer"])
-        # With a member missing from the run the numbering slips, and a rank would be its own peer.
         .filter(pl.col("other") != pl.col("rank"))
     )
     return found.with_columns(pl.lit("payload").alias("channel_source"))
+
+
+def _short(halves: pl.DataFrame) -> pl.Expr:
+    """Is a half of a communicator that has peers with higher numbers than there are members?"""
+    sizes = halves.group_by("comm").agg(pl.col("rank").n_unique().alias("members"), pl.col("peer").max())
+    short = sizes.filter(pl.col("comm").is_not_null() & (pl.col("peer") >= pl.col("members")))["comm"]
+    return pl.col("comm").is_in(short.implode()).fill_null(False)
 
 
 def _places(comm: pl.DataFrame, ranks: pl.DataFrame) -> dict[int, tuple[object, int | None]]:
@@ -93,12 +101,14 @@ def _places(comm: pl.DataFrame, ranks: pl.DataFrame) -> dict[int, tuple[object, 
     }
 
 
-def _inferred_peers(halves: pl.DataFrame, places: Mapping[int, tuple[object, int | None]], stages: int) -> pl.DataFrame:
+def _inferred_peers(
+    halves: pl.DataFrame, places: Mapping[int, tuple[object, int | None]], stages: int, whole: bool
+) -> pl.DataFrame:
     """For each (rank, stream, direction) without a payload peer, the opposite one whose kernels end with its own.
 
-    All ranks of two stages hand over at once: a peer is never of the own stage, and of equals it has the same TP rank.
-    Where their number is known it is of the next stage, or of the first one for the last: with a stage missing from the
-    run, those around it keep to one beat too.
+    All ranks of two stages hand over at once: a peer is never of the own stage, and it has the same TP rank.  Where the
+    number of stages is known, what one sends the next one receives, and the first one what the last sends: with a stage
+    missing from the run, those around it keep to one beat too.
     """
     unnamed = halves.filter(pl.col("comm").is_null() | pl.col("peer").is_null())
     keys: list[tuple[int, int | None, int, bool | None, int | None, int]] = []
@@ -112,7 +122,10 @@ def _inferred_peers(halves: pl.DataFrame, places: Mapping[int, tuple[object, int
         for j, other in enumerate(keys):
             opposite = (one[3] is True and other[3] is False) or (one[3] is None and other[3] is None and i < j)
             (stage, tp), (other_stage, other_tp) = places[one[0]], places[other[0]]
-            if opposite and stage != other_stage and _neighbours(stage, other_stage, stages):
+            alike = tp == other_tp or tp is None or other_tp is None
+            steps = _steps(stage, other_stage, stages)
+            near = whole if steps is None else steps == 1 or (one[3] is None and steps == stages - 1)
+            if opposite and stage != other_stage and alike and near:
                 score = _ends_together(ends[i], ends[j], one[5] == other[5])
                 if score > 0:
                     scored.append((score + (tp == other_tp), i, j))
@@ -129,10 +142,9 @@ def _inferred_peers(halves: pl.DataFrame, places: Mapping[int, tuple[object, int
     return frame.with_columns(pl.lit("inferred").alias("channel_source"))
 
 
-def _neighbours(one: object, other: object, stages: int) -> bool:
-    if not (stages and isinstance(one, int) and isinstance(other, int)):
-        return True
-    return (one - other) % stages in (1, stages - 1)
+def _steps(stage: object, other: object, stages: int) -> int | None:
+    """How many stages on the other one is, None where that is not known."""
+    return (other - stage) % stages if stages and isinstance(stage, int) and isinstance(other, int) else None
 
 
 def _ends_together(a: Ints, b: Ints, one_clock: bool) -> float:

@@ -22,6 +22,12 @@ class OutputFormat(StrEnum):
     recipe = "recipe"
 
 
+def _recipes() -> list[str]:
+    from nsysk3.recipes import recipes
+
+    return [each.name for each in recipes()]
+
+
 def analyze(
     paths: Annotated[
         list[Path],
@@ -53,7 +59,10 @@ def analyze(
     ] = OutputFormat.result,
     recipe: Annotated[
         str | None,
-        typer.Option(help="Which recipe --format recipe writes (see `nsysk3 recipes list`); default: nsysk3_overlap."),
+        typer.Option(
+            help="Which recipe --format recipe writes (see `nsysk3 recipes list`); default: nsysk3_overlap.",
+            autocompletion=_recipes,
+        ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print result.json to stdout instead of tables.")] = False,
     rules: Annotated[

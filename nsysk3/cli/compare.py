@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from nsysk3.cli.analyze import PARTIAL
 from nsysk3.cli.progress import status
 from nsysk3.cli.report import Language
 from nsysk3.errors import InputError
@@ -39,7 +40,7 @@ def compare(
         typer.Option(
             metavar="EXPR",
             help="Exit with 1 when the whole interval lies beyond: 'allreduce_total_ns>+10%' (relative change), "
-            "'forward_p50_ns>+2ms' (absolute change), 'bubble_share>0.3' (the run itself); METRIC/window, "
+            "'allreduce_p50_ns>+2ms' (absolute change), 'bubble_share>0.3' (the run itself); METRIC/window, "
             "METRIC/forward or METRIC/1k_tokens picks the row. Repeatable.",
         ),
     ] = None,
@@ -59,6 +60,8 @@ def compare(
 
     gates = [Gate.parse(text) for text in fail_on or ()]
     _refuse_what_would_be_ignored(json, form, lang)
+    if any(not name.strip() for name in label or ()):
+        raise InputError("--label: a label is empty; give every run a name, base first")
     from nsysk3.cli.results import open_result, tell_problems
     from nsysk3.run.files import write_text
 
@@ -74,9 +77,10 @@ def compare(
     outcomes = check(comparison, gates)
     for outcome in outcomes:
         typer.echo(f"gate: {outcome.text}", err=True)
-    if any(outcome.state == "failed" for outcome in outcomes):
+    failed = any(outcome.state == "failed" for outcome in outcomes)
+    tell_problems(*results, code=FAILED if failed else PARTIAL)
+    if failed:
         raise typer.Exit(FAILED)
-    tell_problems(*results)
 
 
 def _refuse_what_would_be_ignored(json: bool, form: Format | None, lang: Language | None) -> None:

@@ -83,6 +83,11 @@ def _result(
     from nsysk3.cli.results import analyzed, open_result, saved_results
 
     if len(paths) > 1:
+        if all(saved_results(path) == path for path in paths):
+            raise InputError(
+                f"{', '.join(map(str, paths))}: each is the results of a run, and a report is of one run; to hold "
+                f"them against each other use nsysk3 compare {' '.join(map(str, paths))}"
+            )
         return analyzed(paths, window, progress), None
     return open_result(paths[0], window, progress), saved_results(paths[0])
 

@@ -60,10 +60,10 @@ def open_result(path: Path, window: str | None, progress: Callable[[str], None] 
     return analyzed(path, window, progress)
 
 
-def tell_problems(*results: Result) -> None:
-    """Name the inputs that gave no rank on stderr and end with exit code 2: what was shown lacks them."""
+def tell_problems(*results: Result, code: int = PARTIAL) -> None:
+    """Name the inputs that gave no rank on stderr, and end with exit code ``code``: what was shown lacks them."""
     problems = [problem.message for result in results for problem in result.document.problems]
     for message in problems:
         typer.echo(f"nsysk3: {message}", err=True)
     if problems:
-        raise typer.Exit(PARTIAL)
+        raise typer.Exit(code)

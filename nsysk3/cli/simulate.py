@@ -10,11 +10,26 @@ import typer
 from nsysk3.cli.progress import status
 
 
+def _presets() -> list[str]:
+    from nsysk3.simulate.presets import PRESETS
+
+    return list(PRESETS)
+
+
+def _faults() -> list[str]:
+    from nsysk3.simulate.faults import FAULTS
+
+    return ["list", *FAULTS]
+
+
 def simulate(
     out: Annotated[Path, typer.Option(help="The run directory to make.")],
     preset: Annotated[
         str | None,
-        typer.Option(help="A published run: kimi-k3-6000d-pp1, -pp2, -pp4, -pp8 or -pp16; other options change it."),
+        typer.Option(
+            help="A published run: kimi-k3-6000d-pp1, -pp2, -pp4, -pp8 or -pp16; other options change it.",
+            autocompletion=_presets,
+        ),
     ] = None,
     pp: Annotated[int | None, typer.Option(help="Pipeline stages.")] = None,
     tp: Annotated[int | None, typer.Option(help="Ranks of a stage.")] = None,
@@ -35,7 +50,10 @@ def simulate(
     nvtx: Annotated[bool, typer.Option("--nvtx/--no-nvtx", help="NVTX ranges of layers and NCCL.")] = True,
     payloads: Annotated[bool, typer.Option("--payloads/--no-payloads", help="NCCL payloads in them.")] = True,
     fault: Annotated[
-        list[str] | None, typer.Option(metavar="NAME[=ARG]", help="Something that goes wrong; 'list' names them all.")
+        list[str] | None,
+        typer.Option(
+            metavar="NAME[=ARG]", help="Something that goes wrong; 'list' names them all.", autocompletion=_faults
+        ),
     ] = None,
     scale: Annotated[int, typer.Option(help="So many times the micro-batches.")] = 1,
     force: Annotated[bool, typer.Option("--force", "-f", help="Replace an earlier simulation at --out.")] = False,

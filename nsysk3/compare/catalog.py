@@ -12,6 +12,7 @@ _STAGE_WAIT = (
     "the two do not measure the same thing"
 )
 _FEWER_LAYERS = "a rank of a deeper pipeline holds fewer layers, so that fewer launches on it are the layout itself"
+_SHORTER = "a rank of a deeper pipeline holds fewer layers, so that a shorter forward on it is the layout itself"
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,8 @@ class Metric:
     scopes: tuple[Scope, ...] = ("window", "forward", "1k_tokens")
     apart: str | None = None
     """Why runs of different PP degrees are not like for like; at one degree of the group given, ``comm`` for apart."""
+    shared: bool = False
+    """Whether the ranks of a run share the event that is measured, so that they are one sample of it."""
 
     @property
     def unit(self) -> Unit:
@@ -39,9 +42,9 @@ METRICS = (
     Metric("allreduce_total_ns", "AllReduce total", "headline"),
     Metric("allreduce_p50_ns", "AllReduce p50", "headline", scopes=("window", "forward")),
     Metric("overlap_ratio", "Overlap with compute", "headline", "higher", _ONCE),
-    Metric("window_ns", "Wall time", "forward"),
-    Metric("forward_p50_ns", "Forward p50", "forward", scopes=("forward",)),
-    Metric("forward_p95_ns", "Forward p95", "forward", scopes=("forward",)),
+    Metric("window_ns", "Wall time", "forward", shared=True),
+    Metric("forward_p50_ns", "Forward p50", "forward", scopes=("forward",), apart=_SHORTER),
+    Metric("forward_p95_ns", "Forward p95", "forward", scopes=("forward",), apart=_SHORTER, shared=True),
     Metric("allreduce_wait_ns", "AllReduce wait", "allreduce"),
     Metric("allreduce_transfer_ns", "AllReduce transfer", "allreduce"),
     Metric("allreduce_p95_ns", "AllReduce p95", "allreduce", scopes=_ONCE),
@@ -65,6 +68,7 @@ METRICS = (
     Metric("overlap_wait_ns", "Wait beside compute", "time", None),
     Metric("exposed_transfer_ns", "Exposed transfer", "time"),
     Metric("exposed_wait_ns", "Exposed wait", "time"),
+    Metric("exposed_unresolved_ns", "Exposed unresolved", "time", None),
     Metric("idle_ns", "Idle", "time"),
     Metric("stage_idle_ns", "Idle for another stage", "time"),
     Metric("kernel_count", "Kernels", "launches", None, apart=_FEWER_LAYERS),

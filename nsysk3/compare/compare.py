@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from nsysk3 import __version__
+from nsysk3.compare.apart import forward_sources, with_apart
 from nsysk3.compare.catalog import METRICS, Metric
 from nsysk3.compare.comparability import comparability
 from nsysk3.compare.model import Comparability, Comparison, Delta, Group, Row, RunSide, Scope, Step, Value
@@ -18,6 +19,7 @@ from nsysk3.compare.statistics import (
     MIN_SAMPLES,
     NO_BASE,
     NO_VALUE,
+    ONE_RUN,
     ZERO_BASE,
     Floats,
     Samples,
@@ -71,6 +73,8 @@ def compare(
         verdict=[],
         notes=notes(sides),
     )
+    sources = {name: forward_sources(result) for name, result in zip(names, results, strict=True)}
+    comparison = comparison.model_copy(update={"rows": with_apart(comparison, sources)})
     comparison = comparison.model_copy(update={"rows": with_replaced(comparison)})
     return comparison.model_copy(update={"verdict": verdict(comparison)})
 
@@ -118,13 +122,17 @@ def _row(
     source, chosen = _common(found, runs)
     key = zlib.crc32(f"{metric.name}/{scope}".encode())
     drawn = [
-        replicates(samples, rank_seed=(seed, key, 0, groups[i]), forward_seed=(seed, key, 1, i)) if samples else None
+        replicates(samples, rank_seed=(seed, key, 0, groups[i]), forward_seed=(seed, key, 1, i))
+        if samples and not metric.shared
+        else None
         for i, samples in enumerate(chosen)
     ]
     values = [
         _value(samples, drawn[i], "" if samples else runs[i].reason(metric.name, scope), bool(found[i]))
         for i, samples in enumerate(chosen)
     ]
+    if metric.shared:
+        values = [each.model_copy(update={"reason": ONE_RUN}) if each.n else each for each in values]
 
     def delta(one: int, two: int) -> Delta:
         degrees = {runs[one].layout.pp, runs[two].layout.pp}

@@ -12,6 +12,13 @@ from nsysk3.compare.windowed import in_window, whole_forwards
 from nsysk3.result import Result
 
 FROM_PIPELINE = ("stage_wait_ns", "bubble_ns", "bubble_share")
+NOT_MEASURED = "not measured"
+NO_PARTNER = "some AllReduce kernels found no partner"
+# Columns of rank_metrics without which a metric cannot be told either.
+_RESTS_ON = {
+    "allreduce_wait_ns": "wait_collective_ns", "allreduce_transfer_ns": "transfer_ns", "p2p_transfer_ns": "transfer_ns",
+    "comm_share": "comm_ns", "forward_p95_ns": "forward_p50_ns",
+}  # fmt: skip
 
 
 def with_derived(result: Result, layout: Layout, table: pl.DataFrame) -> pl.DataFrame:
@@ -63,6 +70,17 @@ def _p2p_transfer(result: Result, ranks: pl.DataFrame) -> pl.DataFrame:
     found = in_window(pl.concat(sides), ranks, "start_utc_ns")
     assert found is not None
     return found.group_by("rank").agg(pl.col("p2p_transfer_ns").sum())
+
+
+def not_measured(result: Result, metric: str) -> str:
+    """Why no rank has a metric, as far as the result tells: of its own column, or of the one that it rests on."""
+    reasons = result.document.not_measured
+    why = reasons.get(metric) or reasons.get(_RESTS_ON.get(metric, metric))
+    if why is None and metric in ("allreduce_wait_ns", "allreduce_transfer_ns"):
+        calls = result.tables.get("collectives")
+        if calls is not None and not calls.is_empty():
+            return NO_PARTNER
+    return why or NOT_MEASURED
 
 
 def whole_sum(name: str, prefix: str) -> pl.Expr:

@@ -48,6 +48,8 @@ class Gate:
             raise InputError(f"--fail-on {text!r}: {metric} is compared per {', '.join(BY_NAME[metric].scopes)}")
         if unit in _UNITS and BY_NAME[metric].unit != "ns":
             raise InputError(f"--fail-on {text!r}: {metric} is not a time")
+        if not unit and BY_NAME[metric].unit == "ns":
+            raise InputError(f"--fail-on {text!r}: {metric} is a time: write ns, us, ms or s, or % for a change")
         if unit == "%" and not found["sign"] and BY_NAME[metric].unit != "share":
             raise InputError(f"--fail-on {text!r}: {found['number']}% of what? For a change write +{found['number']}%")
         size = float(found["number"]) * (0.01 if unit == "%" else _UNITS.get(unit, 1.0))
@@ -91,6 +93,8 @@ def _judged(gate: Gate, row: Row, delta: Delta, value: Value) -> Outcome:
         "value": (value.value, value.low, value.high),
     }[gate.of]
     where = f"{gate.text}: {delta.other} against {delta.base} {SCOPE_LABELS[row.scope]}"
+    if delta.doubted:
+        return Outcome("undecided", f"{where}: undecided, not like for like: {row.why_apart}")
     if point is None or low is None or high is None:
         # A base of 0 leaves no relative change to decide on, whatever else the samples lack.
         none = gate.of == "share" and delta.change is not None and point is None

@@ -107,6 +107,11 @@ class Delta(_Model):
     like_for_like: bool = Field(description="False: the two values do not measure the same thing.")
     reason: str | None = Field(description="Why something is null, or what weakens it.")
 
+    @property
+    def doubted(self) -> bool:
+        """Whether there is a change but nothing to say of it: the two values do not measure the same thing."""
+        return not self.like_for_like and self.change is not None and self.verdict == "not known"
+
 
 class Row(_Model):
     """One metric per window, per forward or per 1,000 input tokens, of every run."""
@@ -115,8 +120,8 @@ class Row(_Model):
     label: str = Field(description="What pages call it.")
     unit: Unit = Field(description="Of values and changes.")
     group: Group = Field(
-        description="headline: first table; apart: not like for like across PP degrees; comm: the same numbers where "
-        "all runs have one PP degree."
+        description="headline: first table; apart: not like for like; comm: of those that are apart across PP degrees, "
+        "where all runs have one."
     )
     scope: Scope = Field(description="Per what.")
     better: Literal["lower", "higher"] | None = Field(description="Which way is good, null where neither.")
@@ -126,6 +131,11 @@ class Row(_Model):
     steps: list[Delta] = Field(description="Each run against the one before it; empty for two runs.")
     why_apart: str | None = Field(description="Why not like for like, where some delta is not.")
     note: str | None = Field(description="What a reader must know.")
+
+    @property
+    def doubted(self) -> bool:
+        """Whether a change of it is."""
+        return any(delta.doubted for delta in (*self.deltas, *self.steps))
 
 
 class Step(_Model):
@@ -155,9 +165,15 @@ class Comparison(_Model):
         return [self.base.label, *(other.label for other in self.others)]
 
     def row(self, metric: str, scope: Scope | None = None) -> Row | None:
-        """The row of a metric; without ``scope`` per forward where every run has it, else the first there is."""
+        """The row of a metric; without ``scope`` per forward where every run has it, else the first there is.
+
+        A row per window of which something can be said goes before one per forward of which nothing can.
+        """
         found = [row for row in self.rows if row.metric == metric and scope in (None, row.scope)]
         whole = [row for row in found if row.scope == "forward" and all(v.value is not None for v in row.values)]
+        if whole and whole[0].doubted:
+            windows = [row for row in found if row.scope == "window" and not row.doubted]
+            whole = [row for row in windows if all(v.value is not None for v in row.values)] or whole
         return next(iter([*whole, *found] if scope is None else found), None)
 
     def to_json(self) -> str:

@@ -10,16 +10,15 @@ import polars as pl
 
 from nsysk3.compare.calls import GRAPHS, layer_counts, no_layer_counts, other_cells, placed, with_kernels
 from nsysk3.compare.catalog import BY_NAME
-from nsysk3.compare.derived import FROM_PIPELINE, whole_sum, with_derived
+from nsysk3.compare.derived import FROM_PIPELINE, not_measured, whole_sum, with_derived
 from nsysk3.compare.layout import layout_of, stage_of
 from nsysk3.compare.model import Layout, Scope
-from nsysk3.compare.spoken import CUT_FORWARDS, left_out, of_the_run
+from nsysk3.compare.spoken import CUT_FORWARDS, left_out, of_the_run, without_stable
 from nsysk3.compare.statistics import Samples
 from nsysk3.compare.windowed import touching, unbroken, whole_forwards
 from nsysk3.result import Result
 
 NO_FORWARDS = "no whole forward was found in the window"
-NOT_MEASURED = "not measured"
 NO_TOKENS = "the trace does not tell how many tokens a forward had"
 # What the samples were taken from.
 WINDOW = "one number a rank: its window"
@@ -52,6 +51,8 @@ class RunSamples:
 
     def find(self, metric: str, scope: Scope) -> dict[str, Samples]:
         """By what they were taken from, best first; empty where there are none (then see ``reason``)."""
+        if scope != "window" and self.without_stable:
+            return {}  # of the forwards' work only a part would be told
         found = self._found(metric, scope)
         return {source: each for source, each in found.items() if each.n and of_the_run(each, self._stable)}
 
@@ -103,11 +104,17 @@ class RunSamples:
         if metric in FROM_PIPELINE and self._window(metric) is None:
             return "the stages of the ranks are not known"
         for samples in self._found(metric, scope).values():
-            if samples.n and (why := self.left_out(samples)):
+            whole = scope == "window" or self.without_stable is None
+            if samples.n and (why := self.left_out(samples) if whole else self.without_stable):
                 return why
         if scope != "window" and self._cut_ranks and self._window(metric) is not None:
             return CUT_FORWARDS
-        return self.result.document.not_measured.get(metric, NOT_MEASURED)
+        return not_measured(self.result, metric)
+
+    @cached_property
+    def without_stable(self) -> str | None:
+        """Which stages have no stable rank, in words; None where all have one."""
+        return without_stable(stage_of(self.result).values(), self._stable, self.layout)
 
     @property
     def world_ranks(self) -> tuple[int, ...]:

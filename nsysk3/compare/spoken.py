@@ -1,18 +1,22 @@
-"""Which ranks a number stands for: all stable ones, or nearly all of every stage; those left out are told."""
+"""Which ranks a number stands for: all stable ones, or nearly all of every stage; who is left out is told."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 import polars as pl
 
+from nsysk3.compare.model import Layout
 from nsysk3.compare.statistics import Samples
+from nsysk3.run.words import ranks_in_words
 
 # Of every stage's stable ranks; with fewer than ten a stage that is all of them.  A median moves little for the rest.
 ENOUGH = 0.9
 CUT_FORWARDS = "the window holds forwards that are not whole: analyze with --window prefill"
 SOME_STAGES = "only some of the stages tell it"
+NO_STABLE = "no stable rank of "
+NOT_ALL_STAGES = f"{NO_STABLE}some stages, and which is not known"
 _CUT_ONE = "its window holds forwards that are not whole: analyze with --window prefill"
 _CUT_SOME = "their windows hold forwards that are not whole: analyze with --window prefill"
 _NAMED = 3
@@ -22,6 +26,20 @@ def of_the_run(samples: Samples, stable: pl.DataFrame) -> bool:
     """Whether enough ranks of every stage have a value: stages do different work, and ranks of one are not alike."""
     told = stable.group_by("stage").agg(pl.col("rank").is_in(_told(samples)).mean())
     return bool((told["rank"] >= ENOUGH).all())
+
+
+def without_stable(seen: Iterable[int | None], stable: pl.DataFrame, layout: Layout) -> str | None:
+    """Which stages, of all ranks of the run (``seen``) and of its layout, no stable rank is of; None: none of them."""
+    told = {stage for stage in stable["stage"].to_list() if stage >= 0}
+    every = {stage for stage in seen if stage is not None}
+    per_stage = layout.tp or 1
+    # Fewer ranks than a stage has cannot be a whole one, whatever is known of them.
+    if layout.pp and layout.pp * per_stage - stable.height >= per_stage:
+        every |= set(range(layout.pp))
+    missing = every - told
+    if not missing or not stable.height:
+        return None
+    return NOT_ALL_STAGES if (stable["stage"] < 0).any() else NO_STABLE + ranks_in_words(missing, "stage")
 
 
 def left_out(samples: Samples, stable: pl.DataFrame, cut: Collection[int]) -> str | None:
@@ -37,14 +55,16 @@ def left_out(samples: Samples, stable: pl.DataFrame, cut: Collection[int]) -> st
         return SOME_STAGES
     one = len(ranks) == 1
     why = (_CUT_ONE if one else _CUT_SOME) if ranks <= set(cut) else "nothing tells it there"
-    return f"{len(ranks)} of {stable.height} ranks left out ({_names(missing['world_rank'].to_list())}): {why}"
+    which = named_ranks(sorted(missing["world_rank"].to_list()))
+    return f"{len(ranks)} of {stable.height} ranks left out ({which}): {why}"
 
 
 def _told(samples: Samples) -> list[int]:
     return [int(rank) for rank in samples.ranks[~np.isnan(samples.values).all(axis=1)]]
 
 
-def _names(worlds: list[int]) -> str:
-    shown = ", ".join(map(str, sorted(worlds)[:_NAMED]))
+def named_ranks(worlds: Sequence[object]) -> str:
+    """``rank 4``, ``ranks 4, 5``, ``ranks 4, 5, 6 and 3 more``."""
+    shown = ", ".join(map(str, worlds[:_NAMED]))
     more = f" and {len(worlds) - _NAMED} more" if len(worlds) > _NAMED else ""
     return f"rank{'s' if len(worlds) > 1 else ''} {shown}{more}"

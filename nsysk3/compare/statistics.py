@@ -24,6 +24,7 @@ MIN_SAMPLES = 3
 # With fewer units a percentile bootstrap is known to give intervals that are too narrow.
 FEW_SAMPLES = 8
 # Why there is no interval, or no relative one.
+ONE_RUN = "the ranks of a run share it, so they are one sample"
 NO_VALUE = "too many of the draws of ranks and forwards have no value"
 NO_BASE = "the base is 0, so there is no relative change"
 ZERO_BASE = "in some draws of its ranks and forwards the base is 0, so the relative change has no interval"

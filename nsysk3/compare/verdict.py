@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from nsysk3.compare.model import Comparison, Delta, Layout, Row, RunSide, Scope, Unit
 from nsysk3.compare.replaced import FUSED, fused, takers, told
 from nsysk3.compare.samples import RunSamples
+from nsysk3.compare.spoken import NO_STABLE, named_ranks
+from nsysk3.run.words import counted
 
 _MOSTLY = 0.5
 _MUCH = 0.2
@@ -29,8 +31,15 @@ def _what_changed(comparison: Comparison) -> str:
     runs = _runs(comparison)
     if not parts:
         return f"{runs}: nothing could be compared."
-    several = f"; changes are {comparison.labels[-1]} against {comparison.base.label}" if comparison.ladder else ""
-    return f"{runs}, per active rank (median over stable ranks{several}): {'; '.join(parts)}."
+    several = [f"changes are {comparison.labels[-1]} against {comparison.base.label}"] if comparison.ladder else []
+    who = "; ".join(["median over stable ranks", *several, *_without_stable(comparison)])
+    return f"{runs}, per active rank ({who}): {'; '.join(parts)}."
+
+
+def _without_stable(comparison: Comparison) -> list[str]:
+    """Which run has no stable rank of which stages: said once, for it is true of every row."""
+    parts = (part for row in comparison.rows for part in (row.note or "").split("; "))
+    return list(dict.fromkeys(part for part in parts if NO_STABLE in part))
 
 
 def _runs(comparison: Comparison) -> str:
@@ -78,13 +87,14 @@ def _wall_time(comparison: Comparison) -> Iterator[Row]:
 
 
 def _told(row: Row) -> str | None:
-    if any(value.value is None for value in row.values):
+    if any(value.value is None for value in row.values) or row.doubted:
         return None
     where = {"window": "", "forward": " per forward", "1k_tokens": " per 1,000 tokens"}[row.scope]
     numbers = " -> ".join(shown(value.value, row.unit) for value in row.values)
     # A single change is told; of a ladder the last against the base.
     said = [*_change(row.deltas[-1], row.unit)]
-    said += [row.note.replace("; ", ", ")] if row.note and row.note != FUSED else []  # the limits tell of fused kernels
+    # The limits tell of fused kernels, the beginning of the sentence of stages without a stable rank.
+    said += [part for part in (row.note or "").split("; ") if part and part != FUSED and NO_STABLE not in part]
     return f"{row.label}{where} {numbers}" + (f" ({', '.join(said)})" if said else "")
 
 
@@ -112,12 +122,26 @@ def _signed(value: float, unit: Unit, points: bool) -> str:
 
 
 def _limits(comparison: Comparison) -> str:
-    parts = [*_comparability_limits(comparison), *_work_limits(comparison), *_layout_limits(comparison)]
     sides = (comparison.base, *comparison.others)
+    parts = [limit for side in sides for limit in _rank_limits(side)] + _without_stable(comparison)
+    parts += [*_comparability_limits(comparison), *_work_limits(comparison), *_layout_limits(comparison)]
     if any(side.simulated for side in sides):
         which = "all runs are" if all(side.simulated for side in sides) else "some runs are"
         parts.insert(0, f"{which} simulated")
     return f"Limits: {'; '.join(dict.fromkeys(parts))}." if parts else "Limits: none that the manifests show."
+
+
+def _rank_limits(side: RunSide) -> Iterator[str]:
+    """Ranks of a run that its numbers do not stand for: those that no trace holds, and those that are not stable."""
+    every = (side.layout.pp or 0) * (side.layout.tp or 0)
+    if side.layout.ranks < every:
+        yield f"the traces of {side.label} hold {side.layout.ranks} of {every} ranks"
+    if side.left_out:
+        pairs = [entry.removeprefix("rank ").partition(": ") for entry in side.left_out]
+        reasons = list(dict.fromkeys(reason.replace("; ", ", ") for _, _, reason in pairs))
+        which = named_ranks([world for world, _, _ in pairs])
+        why = f"{which}: {reasons[0]}" if len(reasons) == 1 else f"{which}, the first: {reasons[0]}"
+        yield f"{side.label}: {len(pairs)} of {counted(side.layout.ranks, 'rank')} not stable and left out ({why})"
 
 
 def _comparability_limits(comparison: Comparison) -> Iterator[str]:
@@ -134,7 +158,10 @@ def _comparability_limits(comparison: Comparison) -> Iterator[str]:
 def _work_limits(comparison: Comparison) -> Iterator[str]:
     sides = (comparison.base, *comparison.others)
     counts = [side.forwards for side in sides]
-    if None in counts:
+    per_forward = comparison.row("window_ns", "forward")
+    if per_forward and per_forward.doubted:
+        yield per_forward.why_apart or ""
+    elif None in counts:
         yield "how many forwards the windows hold is not known, so totals compare only if they hold the same work"
     elif len(set(counts)) > 1:
         shown = ", ".join(f"{side.label} {side.forwards:g}" for side in sides)
@@ -193,6 +220,8 @@ def row_note(metric: str, scope: Scope, runs: Sequence[RunSamples], names: Seque
     """What stands behind a number that is easily misread."""
     found = []
     for name, run in zip(names, runs, strict=True):
+        if scope == "window" and run.without_stable:
+            found.append(f"{name}: {run.without_stable}")
         held = run.held if metric.startswith("allreduce_") and scope != "window" else None
         if held is not None and held < _NEARLY_ALL:
             found.append(f"whole forwards hold only {held:.0%} of the AllReduce calls of {name}")

@@ -9,8 +9,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from nsysk3.compare.derived import NOT_MEASURED
 from nsysk3.compare.model import Comparison, Delta, Group, Row, Unit, Value
-from nsysk3.compare.samples import LAYERS, NOT_MEASURED, WHOLE
+from nsysk3.compare.samples import LAYERS, WHOLE
+from nsysk3.compare.statistics import ONE_RUN
 from nsysk3.compare.verdict import decimals
 from nsysk3.report.text import clean
 from nsysk3.report.units import count, milliseconds, percent
@@ -25,7 +27,7 @@ TITLES: dict[Group, str] = {
     "stage": "Stage wait and bubble",
     "time": "Where the window went",
     "launches": "Kernel launches",
-    "apart": "NOT like for like across PP degrees",
+    "apart": "NOT like for like",
 }
 # Runs in one table of a ladder, base included.
 _ACROSS = 5
@@ -38,7 +40,7 @@ _PER = {"": "", " / forward": " per forward", " / 1k tokens": " per 1,000 tokens
 def print_comparison(comparison: Comparison, out: Console) -> None:
     """Verdict, comparability and one table a group of metrics."""
     for sentence in comparison.verdict:
-        out.print(Text(clean(sentence, 2000)))
+        out.print(Text(clean(sentence, 3000)))
     out.print()
     for pair in comparison.comparability:
         out.print(Text(f"{clean(pair.base)} -> {clean(pair.other)}", style="bold"))
@@ -126,6 +128,9 @@ def caption(comparison: Comparison, group: Group, rows: Sequence[Row], *, cells:
     said = why_apart(rows) + [clean(row.note) for row in rows if row.note]
     if any(value.low is not None and value.reason for row in rows for value in row.values):
         said.append("intervals from fewer than 8 ranks or forwards are rough")
+    once = [row.label for row in rows if any(value.reason == ONE_RUN for value in row.values)]
+    if once:
+        said.append(f"{', '.join(dict.fromkeys(once))}: {ONE_RUN}")
     layered = [row.label for row in rows if row.samples == LAYERS and row.unit == "ns"]
     if layered:
         said.append(f"kernels that belong to a layer, no others: {', '.join(layered)}")

@@ -17,6 +17,8 @@ _SPECIAL = re.compile(r"([\\`*_\[\]#|~<&@$])")
 _ENTITIES = {"<": "&lt;", "&": "&amp;", "@": "@\u200b"}
 # Folded away: what only a reader with a question opens.
 _OPEN = ("headline", "forward", "comm", "apart")
+# Inputs that gave no rank, told one by one; stderr has all.
+_PROBLEMS = 3
 
 
 def render_result(result: Result) -> str:
@@ -27,7 +29,13 @@ def render_result(result: Result) -> str:
     ranks = counted(len(document.ranks), "rank")
     lines = [f"### nsysk3: {ranks}, {stable} stable, window {text(document.window.used)}", ""]
     if document.simulated:
-        lines += [f"**Simulated**: {text(document.simulated)}", ""]
+        said = text(document.simulated)
+        # What says so itself needs no word before it.
+        own = said.lower().startswith("simulated")
+        lines += [f"**{said[0].upper()}{said[1:]}**" if own else f"**Simulated**: {said}", ""]
+    problems = [f"**Missing**: {text(problem.message)}" for problem in document.problems]
+    more = [f"**Missing**: {len(problems) - _PROBLEMS} more"] if len(problems) > _PROBLEMS else []
+    lines += [f"- {problem}" for problem in [*problems[:_PROBLEMS], *more]]
     lines += [f"- {text(sentence)}" for sentence in document.sentences]
     wanted = ("window", "compute", "overlap", "exposed_comm", "idle", "allreduce_total", "p2p_total")
     cells = [(name.replace("_", " "), milliseconds(median.get(f"{name}_ns"))) for name in wanted]

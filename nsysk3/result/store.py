@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -69,12 +70,19 @@ class Result:
         killed command no half file, and no result.json that speaks of tables that are not there.
         """
         out = Path(directory)
+        made = False
         try:
+            if out.exists() and not out.is_dir():
+                raise MissingToolError(f"{out}: results cannot be written here (not a folder)")
+            made = not out.exists()
             out.mkdir(parents=True, exist_ok=True)
             with TemporaryDirectory(prefix=".nsysk3-", suffix=".part", dir=out, ignore_cleanup_errors=True) as name:
                 for file in self._write(Path(name)):
                     file.replace(out / file.name)
         except (OSError, pl.exceptions.PolarsError) as error:  # polars calls a full disk a ComputeError
+            if made:
+                with suppress(OSError):
+                    out.rmdir()
             reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
             raise MissingToolError(f"{out}: results cannot be written here ({reason})") from error
         return out

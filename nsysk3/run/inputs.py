@@ -12,8 +12,10 @@ from nsysk3.run.remote import AnyPath
 
 EXPORT_SUFFIXES = (".sqlite", ".sqlite3", ".db")
 REPORT_SUFFIX = ".nsys-rep"
-# Every whole export directory has it.
-_META_TABLE = "META_DATA_EXPORT"
+# How nsys and its recipes call export directories; a whole one of any name has the table, as it was called before 2023
+# or since.
+_EXPORT_DIRS = ("_pqtdir", "_arwdir")
+_META_TABLES = {"EXPORT_META_DATA", "META_DATA_EXPORT"}
 # What tells a folder of results from an export: result.json comes last, the table before it.
 _RESULTS = ("result.json", "rank_metrics.parquet")
 # Exports that nsysk3 made itself from the report beside them.
@@ -59,12 +61,13 @@ def find_inputs(paths: Sequence[AnyPath]) -> Inputs:
     """The traces under files, directories of exports, directories of bare files and run directories.
 
     A report and an export of it count once: the export is taken unless the report is newer.  Hidden files in a
-    directory are not looked at.  A path that does not exist or cannot be opened becomes a problem; InputError is raised
-    when nothing at all is found.
+    directory are not looked at, and a path that is given twice is one.  A path that does not exist or cannot be opened
+    becomes a problem; InputError is raised when nothing at all is found.
     """
     traces: list[TraceInput] = []
     problems: list[Problem] = []
     run_dir = None
+    paths = list(dict.fromkeys(paths))
     for path in paths:
         if reason := _unusable(path):
             problems.append(Problem(str(path), reason))
@@ -74,8 +77,8 @@ def find_inputs(paths: Sequence[AnyPath]) -> Inputs:
             traces += [TraceInput(each, stem(each), None) for each in found]
             problems += odd
             continue
-        if (path / MANIFEST_NAME).is_file() and len(paths) == 1:
-            run_dir = path
+        if len(paths) == 1:
+            run_dir = path if (path / MANIFEST_NAME).is_file() else run_of(path)
         found_here, odd = _in_directory(path)
         if not found_here and not odd and (path / _RESULTS[1]).is_file() and not (path / _RESULTS[0]).is_file():
             odd = [Problem(str(path), "tables of an analysis without its result.json; analyze the traces again")]
@@ -87,12 +90,19 @@ def find_inputs(paths: Sequence[AnyPath]) -> Inputs:
     return Inputs(_unique(traces), tuple(problems), run_dir)
 
 
+def run_of(nodes: AnyPath) -> AnyPath | None:
+    """The run directory that a folder is the nodes/ of, None where there is none."""
+    nodes = nodes if nodes.name else nodes.resolve()
+    return nodes.parent if nodes.name == "nodes" and (nodes.parent / MANIFEST_NAME).is_file() else None
+
+
 def is_export_dir(path: AnyPath) -> bool:
     """True for what ``nsys export -t parquetdir|arrowdir`` writes; runs and results hold parquet files too."""
     try:
         if not path.is_dir() or any((path / ours).is_file() for ours in (MANIFEST_NAME, *_RESULTS)):
             return False
-        return any(child.suffix in (".parquet", ".arrow") for child in path.iterdir())
+        tables = [child.stem for child in path.iterdir() if child.suffix in (".parquet", ".arrow")]
+        return bool(tables) and (path.name.endswith(_EXPORT_DIRS) or not _META_TABLES.isdisjoint(tables))
     except OSError:  # what cannot be listed is reported where it is searched
         return False
 
@@ -115,7 +125,7 @@ def _unusable(path: AnyPath) -> str | None:
 def stem(path: AnyPath) -> str:
     """Name of a trace without what tells its kind: the same for a report and every export of it."""
     name = path.name
-    for suffix in (REPORT_SUFFIX, ".qdstrm", *EXPORT_SUFFIXES, "_pqtdir", "_arwdir"):
+    for suffix in (REPORT_SUFFIX, ".qdstrm", *EXPORT_SUFFIXES, *_EXPORT_DIRS):
         if name.lower().endswith(suffix):
             name = name[: -len(suffix)]
             break
@@ -189,7 +199,7 @@ def _best(group: list[AnyPath]) -> AnyPath:
 
 def _is_partial(path: AnyPath) -> bool:
     """True for the export directory that one of NVIDIA's recipes leaves beside a report: the few tables it needed."""
-    return path.is_dir() and not any(path.glob(f"{_META_TABLE}.*"))
+    return path.is_dir() and _META_TABLES.isdisjoint(child.stem for child in path.iterdir())
 
 
 def natural(path: AnyPath) -> list[tuple[int, int | str]]:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic_core import PydanticCustomError
 
 from nsysk3.errors import InputError
 from nsysk3.run.files import write_text
 from nsysk3.run.remote import AnyPath
+from nsysk3.run.words import ranks_in_words
 
 MANIFEST_NAME = "run.json"
 _SAID_NAME = "server_info.json"
@@ -30,11 +33,11 @@ class RankEntry(BaseModel):
 
     model_config = ConfigDict(extra="allow")
 
-    world_rank: int = Field(description="Rank in the run.")
+    world_rank: int = Field(ge=0, description="Rank in the run.")
     host: str = Field(description="As in hosts.")
-    device: int = Field(description="CUDA ordinal on that host.")
-    pp: int = Field(default=0, description="Stage.")
-    tp: int = Field(default=0, description="Rank in the tensor-parallel group.")
+    device: int = Field(ge=0, description="CUDA ordinal on that host.")
+    pp: int = Field(default=0, ge=0, description="Stage.")
+    tp: int = Field(default=0, ge=0, description="Rank in the tensor-parallel group.")
     ep: int | None = Field(default=None, description="Rank in the expert-parallel group.")
 
 
@@ -116,6 +119,14 @@ class Manifest(BaseModel):
     clocks: list[HostClock] | None = None
     features: list[Feature] | None = None
     notes: list[str] | None = Field(default=None, description="What a reader of the run should know, a line each.")
+
+    @field_validator("ranks")
+    @classmethod
+    def _each_once(cls, ranks: list[RankEntry]) -> list[RankEntry]:
+        counts = Counter(entry.world_rank for entry in ranks)
+        if twice := [rank for rank, count in counts.items() if count > 1]:
+            raise PydanticCustomError("twice", "{which} listed more than once", {"which": ranks_in_words(twice)})
+        return ranks
 
 
 def read_manifest(run_dir: AnyPath) -> Manifest | None:

@@ -24,6 +24,9 @@ _SLASHLESS = re.compile(rf"((?:{_SCHEME}::)*{_SCHEME}):(?:/|$)", re.IGNORECASE)
 _CHAIN = re.compile(rf"(?:{_SCHEME}::)+(?={_SCHEME}://)", re.IGNORECASE)
 # Where a URL names no host: the third slash begins the path.
 _HOSTLESS = ("file", "local")
+# On the web every address is a file to fsspec, and to ask for a folder reads the whole answer: the name must tell.
+_WEB = ("http:", "https:")
+_FILE_NAME = re.compile(r"\.(nsys-rep|sqlite3?|db|json|toml|parquet|arrow|ipynb|csv|html)$", re.IGNORECASE)
 
 
 class RemotePath(PurePosixPath):
@@ -47,15 +50,15 @@ class RemotePath(PurePosixPath):
 
     def exists(self) -> bool:
         """Whether there is anything of that name."""
-        return self._ask(lambda fs, path: bool(fs.exists(path)))
+        return self._ask(self._exists)
 
     def is_file(self) -> bool:
         """Whether it is a file."""
-        return self._ask(lambda fs, path: bool(fs.isfile(path)))
+        return self._named_as(file=True) and self._ask(lambda fs, path: bool(fs.isfile(path)))
 
     def is_dir(self) -> bool:
         """Whether it is a folder, or begins the names of objects."""
-        return self._ask(lambda fs, path: bool(fs.isdir(path)))
+        return self._named_as(file=False) and self._ask(lambda fs, path: bool(fs.isdir(path)))
 
     def iterdir(self) -> Iterator[RemotePath]:
         """What lies in a folder."""
@@ -89,6 +92,21 @@ class RemotePath(PurePosixPath):
         """Copy a file or a folder of files to a local place."""
         folder = self.is_dir()
         self._ask(lambda fs, path: fs.get(f"{path.rstrip('/')}/" if folder else path, str(place), recursive=folder))
+
+    def _named_as(self, *, file: bool) -> bool:
+        """Whether it can be a file, or a folder, by its name."""
+        return not self.url.startswith(_WEB) or bool(_FILE_NAME.search(self.name)) is file
+
+    def _exists(self, fs: Any, path: str) -> bool:
+        if fs.exists(path):
+            return True
+        if self.url.startswith(_WEB):  # the same answer where no server answers
+            try:
+                fs.info(path)
+            except FileNotFoundError as error:
+                if isinstance(error.__cause__, OSError):
+                    raise error.__cause__ from None
+        return False
 
     def _ask(self, what: Callable[[Any, str], T]) -> T:
         try:

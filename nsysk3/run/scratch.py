@@ -39,14 +39,15 @@ class Scratch:
 
     def __init__(self) -> None:
         try:
-            under = scratch_under.get() or Path(tempfile.gettempdir())
+            # Of a $TMPDIR that cannot be used Python makes /tmp, which may be the small disk that it should not be.
+            under = scratch_under.get() or Path(os.environ.get("TMPDIR") or tempfile.gettempdir())
             _sweep(under)
             self.path = under / f"{PREFIX}{uuid4().hex}"
             self.remove = weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
-            self.path.mkdir(mode=0o700, parents=True)
+            self.path.mkdir(mode=0o700, parents=scratch_under.get() is not None)
             lock = os.open(self.path, os.O_RDONLY)
         except OSError as error:
-            raise no_room(scratch_under.get() or tempfile.tempdir or "$TMPDIR", error) from error
+            raise no_room(scratch_under.get() or os.environ.get("TMPDIR") or tempfile.tempdir, error) from error
         weakref.finalize(self, os.close, lock)
         with suppress(OSError):  # a file system without locks: nobody will take it for left behind
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -10,8 +10,8 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-def ranks_in_words(ranks: Iterable[int]) -> str:
-    """``rank 8``, ``ranks 8, 9``, ``ranks 0-7, 9``."""
+def ranks_in_words(ranks: Iterable[int], noun: str = "rank") -> str:
+    """``rank 8``, ``ranks 8, 9``, ``ranks 0-7, 9``; other numbers with their ``noun``."""
     runs: list[list[int]] = []
     for rank in sorted(ranks):
         if runs and rank == runs[-1][-1] + 1:
@@ -19,4 +19,4 @@ def ranks_in_words(ranks: Iterable[int]) -> str:
         else:
             runs.append([rank])
     shown = [f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs]
-    return f"rank{'s' if sum(map(len, runs)) > 1 else ''} {', '.join(shown)}"
+    return f"{noun}{'s' if sum(map(len, runs)) > 1 else ''} {', '.join(shown)}"

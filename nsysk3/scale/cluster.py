@@ -6,7 +6,9 @@ import logging
 import queue
 import re
 import shutil
+import socket
 import sys
+import threading
 import time
 import uuid
 import weakref
@@ -29,6 +31,8 @@ _ADDRESS = re.compile(r"(?:(?:tcp|tls|wss?)://)?(?:[^\s/:@\[\]]+|\[[^\s/@\[\]]+\
 _CONNECT_S = 10
 # Between two questions to the scheduler who its workers are.
 _ASK_S = 1
+# A worker that says nothing for so long is not counted on: hung, or its machine lost power.  They speak every second.
+_SILENT_S = 30
 # It says in lines of its own what is said here in one.
 _CHATTY = logging.getLogger("distributed.client")
 _VERSION = "__import__('nsysk3').__version__"
@@ -54,6 +58,7 @@ class Cluster(Team):
         self._token, self._run = f"{PREFIX}{uuid.uuid4().hex}", 0
         self._answers: queue.SimpleQueue[tuple[str, int, Any]] = queue.SimpleQueue()
         self._found: list[str] = []
+        self._heard: dict[str, tuple[float, float]] = {}
         self._asked = -float(_ASK_S)
         self._deserted: float | None = None
         self._keepers: dict[str, Any] = {}
@@ -77,7 +82,7 @@ class Cluster(Team):
         self._given.clear()
         self._stranded.clear()
         with self._asking():
-            self._client.run(forget, self._token, self._run, on_error="ignore")
+            self._everywhere(forget, self._token, self._run, on_error="ignore")
 
     def members(self) -> Sequence[str]:
         """See Team."""
@@ -85,7 +90,7 @@ class Cluster(Team):
         if now - self._asked < _ASK_S:
             return self._found
         with self._asking():
-            before, self._found = self._found, list(self._client.scheduler_info(n_workers=-1)["workers"])
+            before, self._found = self._found, self._speaking(now)
             self._keep()
             if self._found and set(before).isdisjoint(self._found):
                 # All are new.  Dask hands a dead worker's tasks to those that are there, not to those that come later.
@@ -103,6 +108,14 @@ class Cluster(Team):
                 f"{self._address}: no Dask worker for {self._patience_s:g} s; start some, and analyze again"
             )
         return self._found
+
+    def _speaking(self, now: float) -> list[str]:
+        """Workers from which the scheduler hears; when it last did is told by its clock, so a change is what counts."""
+        known = self._client.scheduler_info(n_workers=-1)["workers"]
+        for name, facts in known.items():
+            if self._heard.get(name, (None,))[0] != facts["last_seen"]:
+                self._heard[name] = facts["last_seen"], now
+        return [name for name in known if now - self._heard[name][1] < _SILENT_S]
 
     def give(self, member: str, report: int, number: int, calls: Sequence[bytes]) -> None:
         """See Team."""
@@ -151,10 +164,31 @@ class Cluster(Team):
     def _close(self) -> None:
         with suppress(Exception):
             if self._client.status == "running":
-                self._client.run(forget, self._token, self._run + 1, on_error="ignore")
+                self._everywhere(forget, self._token, self._run + 1, on_error="ignore")
         with suppress(Exception):
             self._client.close()
         _CHATTY.setLevel(self._level)
+
+    def _everywhere(self, what: Callable[..., Any], *given: Any, on_error: str) -> dict[str, Any]:
+        """What each worker answers.  Raises MissingToolError where they take too long: a hung one never does."""
+        found: queue.SimpleQueue[dict[str, Any] | BaseException] = queue.SimpleQueue()
+
+        def ask() -> None:
+            try:
+                found.put(self._client.run(what, *given, on_error=on_error))
+            except BaseException as error:
+                found.put(error)
+
+        threading.Thread(target=ask, daemon=True).start()
+        try:
+            answers = found.get(timeout=_SILENT_S)
+        except queue.Empty:
+            raise MissingToolError(
+                f"{self._address}: not all Dask workers answer within {_SILENT_S} s; stop the hung ones, analyze again"
+            ) from None
+        if isinstance(answers, BaseException):
+            raise answers
+        return answers
 
     @contextmanager
     def _asking(self) -> Iterator[None]:
@@ -198,7 +232,7 @@ class Cluster(Team):
             raise MissingToolError(
                 f"{self._address}: the Dask scheduler has no workers; start `dask worker` on each host"
             )
-        for worker, found in self._client.run(eval, _VERSION, on_error="return").items():
+        for worker, found in self._everywhere(eval, _VERSION, on_error="return").items():
             if isinstance(found, BaseException):
                 raise MissingToolError(
                     f"{worker}: nsysk3 cannot be imported there ({found}): install nsysk3 {__version__} on every worker"
@@ -273,8 +307,17 @@ def _connected(address: str) -> Any:
         connect: Any = Client
         return connect(address, timeout=_CONNECT_S, set_as_default=False)
     except (OSError, ValueError, ImportError, RuntimeError) as error:  # TimeoutError is an OSError; no such scheme here
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise MissingToolError(f"{address}: no Dask scheduler answers there ({reason})") from error
+        raise MissingToolError(f"{address}: no Dask scheduler answers there ({_reason(address, error)})") from error
+
+
+def _reason(address: str, error: Exception) -> str:
+    """Why nothing answers; Dask tries again until it calls anything a timeout."""
+    host, _, port = address.rpartition("//")[2].rstrip("/").rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S).close()
+    except OSError as refused:
+        return refused.strerror or str(refused)
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
 def _tell(text: str) -> None:

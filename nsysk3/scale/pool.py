@@ -138,6 +138,7 @@ def _ended(members: dict[str, _Member], scratch: Scratch) -> None:
 def _serve(line: Connection, folder: Path) -> None:
     """The worker: steps as they are asked for, until the other side is gone; if it was killed, so is its scratch."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a closed terminal ends the parent: see the end
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # so that an nsys under way is ended too
     parent = multiprocessing.parent_process()

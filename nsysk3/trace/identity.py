@@ -13,6 +13,7 @@ import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 
@@ -122,10 +123,13 @@ def _inferred(ranks: list[Rank]) -> list[Rank]:
     return [replace(r, world_rank=index, source="inferred") for index, r in enumerate(ordered)]
 
 
-def _from_user_map(path: Path | None) -> Source:
-    """``[[rank]]`` tables: any of report (glob), host (glob), pid, device to match; world_rank, pp, tp, ep to say."""
+def map_entries(path: Path | None) -> list[dict[str, Any]]:
+    """``[[rank]]`` tables: any of report (glob), host (glob), pid, device to match; world_rank, pp, tp, ep to say.
+
+    None without a map.  Raises InputError when it is unusable.
+    """
     if path is None:
-        return lambda _: None
+        return []
     try:
         entries = tomllib.loads(path.read_text("utf-8")).get("rank", [])
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
@@ -141,6 +145,11 @@ def _from_user_map(path: Path | None) -> Source:
             raise InputError(
                 f"{path}: [[rank]] number {number}: unknown key {unknown[0]!r}; one of {', '.join(_MAP_KEYS)}"
             )
+    return entries
+
+
+def _from_user_map(path: Path | None) -> Source:
+    entries = map_entries(path)
 
     def look(place: Rank) -> Known | None:
         for entry in entries:

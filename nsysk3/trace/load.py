@@ -11,8 +11,8 @@ from pathlib import Path
 import polars as pl
 
 from nsysk3.errors import InputError, MissingToolError, NsysK3Error
-from nsysk3.run.inputs import Inputs, Problem, find_inputs, is_export_dir
-from nsysk3.run.manifest import Manifest, read_manifest
+from nsysk3.run.inputs import Inputs, Problem, find_inputs, is_export_dir, run_of
+from nsysk3.run.manifest import MANIFEST_NAME, Manifest, RankEntry, read_manifest
 from nsysk3.run.remote import AnyPath, to_path
 from nsysk3.trace.absent import absent_ranks
 from nsysk3.trace.facts import ReportFacts
@@ -31,7 +31,9 @@ class Roster:
     ``report_name``, ``host``, ``pid``, ``device_id``, ``gpu_uuid``, ``gpu_name``, ``world_rank``, ``pp_rank``,
     ``tp_rank``, ``ep_rank``, ``rank_source``, ``dropped_rows``.  ``names``: ``name_id`` to symbol; ``own_names``: by
     report, the name_id of each of its own.  ``sizes``: ``comm``, ``nranks`` of the communicators whose size a payload
-    tells.  ``problems``: inputs that gave no rank, the manifest among them where it lists ranks that no report holds.
+    tells.  ``listed``: every rank of the run as the manifest or the user's map has it, seen or not, empty where nobody
+    lists them; ``unplaced``: how many are missing of which nobody can tell the place.  ``problems``: inputs that gave
+    no rank, the list among them where it has ranks that no report holds.
     ``notes``: what a reader of the numbers should know about the inputs.
     """
 
@@ -43,6 +45,8 @@ class Roster:
     names: pl.DataFrame
     own_names: tuple[pl.Series, ...]
     sizes: pl.DataFrame
+    listed: tuple[RankEntry, ...]
+    unplaced: int
     problems: tuple[Problem, ...]
     notes: tuple[str, ...]
 
@@ -121,13 +125,13 @@ def load(
 
 def directory_of(paths: Sequence[str | AnyPath]) -> Path | None:
     """The one local directory of reports that ``paths`` mean, None where they are files, exports, several or URLs."""
-    only = to_path(paths[0]) if len(paths) == 1 else None
+    only = to_path(paths[0]) if len(set(paths)) == 1 else None
     return only if isinstance(only, Path) and only.is_dir() and not is_export_dir(only) else None
 
 
 def find_run(paths: str | Path | Sequence[str | Path]) -> tuple[Inputs, Manifest | None, tuple[AnyPath, ...]]:
     """The inputs under paths or URLs, the manifest of a run directory, and the paths as they were given."""
-    chosen = tuple(to_path(path) for path in ([paths] if isinstance(paths, str | Path) else paths))
+    chosen = tuple(dict.fromkeys(to_path(path) for path in ([paths] if isinstance(paths, str | Path) else paths)))
     inputs = find_inputs(chosen)
     return inputs, read_manifest(inputs.run_dir) if inputs.run_dir else None, chosen
 
@@ -162,11 +166,12 @@ def assemble(
     every_name = pl.concat(each.names.select("short_name", "name") for each in seen).unique(maintain_order=True)
     names = every_name.with_row_index("name_id")
     own = [each.names.join(names, on=["short_name", "name"], how="left").sort("name_id") for each in seen]
+    missing = absent_ranks(run_dir, manifest, user_map, labelled, problems)
     return Roster(
         paths, run_dir, manifest, facts, _rank_frame(labelled, seen), names,
         tuple(each["name_id_right"] for each in own), pl.concat(each.sizes for each in seen).unique(),
-        (*problems, *absent_ranks(run_dir, manifest, labelled, problems)),
-        (*_shared_gpus(labelled), *(note for each in seen for note in each.notes)),
+        missing.listed, missing.unplaced, (*problems, *missing.problems),
+        (*_unread(paths, run_dir), *_shared_gpus(labelled), *(note for each in seen for note in each.notes)),
     )  # fmt: skip
 
 
@@ -181,6 +186,13 @@ def _none_left(problems: Sequence[Problem]) -> NsysK3Error:
     ]
     kind = MissingToolError if all(problem.of_machine for problem in problems) else InputError
     return kind("; ".join(each))
+
+
+def _unread(paths: Sequence[AnyPath], run_dir: AnyPath | None) -> list[str]:
+    """The manifest of a run of which reports, or folders of hosts, were given one by one."""
+    above = [folder for path in paths for folder in (path.parent, path.parent.parent)] if run_dir is None else []
+    runs = dict.fromkeys(run for folder in above if (run := run_of(folder)))
+    return [f"{run / MANIFEST_NAME} was not read: give {run} itself to have its ranks asked for" for run in runs]
 
 
 def _shared_gpus(ranks: list[Rank]) -> list[str]:

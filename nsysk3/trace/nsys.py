@@ -351,7 +351,8 @@ def _too_new(rep: Path, made_by: str, current: str) -> MissingToolError:
 
 def _no_room(rep: Path, folder: Path) -> MissingToolError:
     return MissingToolError(
-        f"{_show(rep)}: no room in {_show(folder)} for its export; free some, or pass --out elsewhere"
+        f"{_show(rep)}: no room in {_show(folder)} for its export; free some, or put it elsewhere with "
+        "`nsysk3 export --out`"
     )
 
 
