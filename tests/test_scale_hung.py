@@ -45,8 +45,9 @@ def test_hung_workers_are_as_good_as_none(tmp_path: Path, monkeypatch: pytest.Mo
         )
 
 
-def test_why_a_scheduler_does_not_answer_is_said() -> None:
+def test_why_a_scheduler_does_not_answer_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("distributed")
+    monkeypatch.setattr("nsysk3.scale.cluster._CONNECT_S", 1)
     ran = run("analyze", SMALL, "--scheduler", "tcp://127.0.0.1:1", "-q")
     assert (ran.code, ran.err) == (
         3,
