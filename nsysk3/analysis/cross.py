@@ -31,7 +31,8 @@ class Matched:
     ``wait_upstream``, ``wait_downstream``, or ``unresolved``: a wait below the clock uncertainty, or, with a null
     ``wait_ns``, a kernel whose partner was not found, so that its duration is only an upper bound of transfer) and
     ``receive``, the kind of message that it received, null where that is not known.  ``lonely``: P2P kernels without
-    partner, counted, with the reason.  ``unsplit``: see partnerless.
+    partner, counted, with the reason.  ``unsplit``: see partnerless.  ``stages``: how many there are, seen or not, 0
+    where nobody says.
     """
 
     clocks: Clocks
@@ -40,6 +41,7 @@ class Matched:
     lonely: pl.DataFrame
     unsplit: pl.DataFrame
     waits: pl.DataFrame
+    stages: int
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,7 @@ def match(
     laid = laid_over(waits.drop("event"), waits["event"], rows.height)
     laid = laid.hstack(laid_over(received.drop("event"), received["event"], rows.height))
     unsplit = partnerless(ranks, collectives, halves, pairs)
-    return Matched(clocks, collectives, pairs, unmatched(halves, pairs), unsplit, laid)
+    return Matched(clocks, collectives, pairs, unmatched(halves, pairs), unsplit, laid, known.stages)
 
 
 def with_waits(events: pl.DataFrame, rows: pl.Series, waits: pl.DataFrame) -> pl.DataFrame:

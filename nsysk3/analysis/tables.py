@@ -14,7 +14,6 @@ from nsysk3.analysis.clocks import Clocks
 from nsysk3.analysis.cross import Matched
 from nsysk3.analysis.document import document
 from nsysk3.analysis.layer_summary import layer_rows, layer_summary
-from nsysk3.analysis.members import Membership
 from nsysk3.analysis.metrics import kernel_table, rank_table
 from nsysk3.analysis.pipeline import pipeline_table
 from nsysk3.analysis.run_tables import budget_table, device_table, unclassified_table
@@ -72,7 +71,6 @@ def result_of(
     every = {name: table.sort("rank", maintain_order=True) for name, table in every.items()}
     recordings = _recordings(run.facts, found.matched.clocks)
     unsplit = found.matched.unsplit
-    known_stages = Membership.of(run).stages
     steady = stability(run.ranks, found.captures, recordings, every["work"], inside, unsplit)
     ranks = rank_table(run.ranks, windows, every["sums"], by_rank, steady, unsplit)
     kernels = kernel_table(every["kernels"], run.names)
@@ -99,7 +97,7 @@ def result_of(
         "collectives": collectives.rename({"role": "op"}).drop("event"),
         "p2p": pairs.drop("send_event", "recv_event"),
         "p2p_unmatched": found.matched.lonely,
-        "pipeline": pipeline_table(stages, times, by_rank, inside.filter("whole"), unsplit, known_stages),
+        "pipeline": pipeline_table(stages, times, by_rank, inside.filter("whole"), unsplit, found.matched.stages),
         "bandwidth": bandwidth_table(collectives, pairs, reference),
         "stragglers": straggler_table(collectives),
         "forwards": plain(inside),

@@ -55,16 +55,17 @@ def compare(
     Numbers are per active rank, medians over stable ranks, with a bootstrap 95 % interval and a verdict; first comes
     what differs besides the layout. Exit code 1 when a --fail-on threshold is exceeded.
     """
+    from nsysk3.cli.results import only_pages_have, open_result, tell_problems
     from nsysk3.compare import compare as run_comparison
     from nsysk3.compare.gate import FAILED, Gate, check
-
-    gates = [Gate.parse(text) for text in fail_on or ()]
-    _refuse_what_would_be_ignored(json, form, lang)
-    if any(not name.strip() for name in label or ()):
-        raise InputError("--label: a label is empty; give every run a name, base first")
-    from nsysk3.cli.results import open_result, tell_problems
     from nsysk3.run.files import write_text
 
+    gates = [Gate.parse(text) for text in fail_on or ()]
+    if json and form is not None:
+        raise InputError(f"--json and --format {form.value}: give one of them")
+    only_pages_have(lang, page=form is Format.html)
+    if any(not name.strip() for name in label or ()):
+        raise InputError("--label: a label is empty; give every run a name, base first")
     with status(quiet) as progress:
         results = [open_result(path, window, progress) for path in (base, *others)]
         comparison = run_comparison(results[0], results[1:], label)
@@ -81,13 +82,6 @@ def compare(
     tell_problems(*results, code=FAILED if failed else PARTIAL)
     if failed:
         raise typer.Exit(FAILED)
-
-
-def _refuse_what_would_be_ignored(json: bool, form: Format | None, lang: Language | None) -> None:
-    if json and form is not None:
-        raise InputError(f"--json and --format {form.value}: give one of them")
-    if lang is not None and form is not Format.html:
-        raise InputError(f"--lang {lang.value} is for --format html: everything else is in English")
 
 
 def _rendered(comparison: Comparison, results: list[Result], form: Format, lang: Language | None) -> str:

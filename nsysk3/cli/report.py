@@ -54,13 +54,12 @@ def report(
 
     Results that analyze saved are used as they are; traces are analysed first, and nothing but the page is written.
     """
-    if form is Format.md and lang is not None:
-        raise InputError(f"--lang {lang.value} is for --format html: everything else is in English")
-    if form is Format.md and out is None and open_page:
-        raise InputError("--open: --format md without --out writes no file to show")
-    from nsysk3.cli.results import tell_problems
+    from nsysk3.cli.results import only_pages_have, tell_problems
     from nsysk3.run.files import write_text
 
+    only_pages_have(lang, page=form is Format.html)
+    if form is Format.md and out is None and open_page:
+        raise InputError("--open: --format md without --out writes no file to show")
     with status(quiet) as progress:
         result, folder = _result(paths, window, progress)
         text = _rendered(result, form, lang)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from nsysk3.cli.analyze import PARTIAL
+from nsysk3.errors import InputError
 
 if TYPE_CHECKING:
     from nsysk3.result import Result
@@ -34,6 +35,12 @@ def analyzed(paths: Path | list[Path], window: str | None, progress: Callable[[s
         return analyze(paths, progress=progress, crew=crew, **{**settings, **asked})
 
 
+def only_pages_have(lang: str | None, *, page: bool) -> None:
+    """Refuse a language for what is no page.  Raises InputError."""
+    if lang is not None and not page:
+        raise InputError(f"--lang {lang} is for --format html: everything else is in English")
+
+
 def page_language(asked: str | None) -> str:
     """The language of a page: the one asked for, else that of the settings."""
     from nsysk3.run.config import load_settings
@@ -46,7 +53,6 @@ def open_result(path: Path, window: str | None, progress: Callable[[str], None] 
 
     Saved results are taken only when they are of the window asked for (None: of any).  Raises InputError.
     """
-    from nsysk3.errors import InputError
     from nsysk3.result import Result
 
     folder = saved_results(path)

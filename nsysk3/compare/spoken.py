@@ -9,7 +9,7 @@ import polars as pl
 
 from nsysk3.compare.model import Layout
 from nsysk3.compare.statistics import Samples
-from nsysk3.run.words import ranks_in_words
+from nsysk3.run.words import first_of, ranks_in_words
 
 # Of every stage's stable ranks; with fewer than ten a stage that is all of them.  A median moves little for the rest.
 ENOUGH = 0.9
@@ -65,6 +65,4 @@ def _told(samples: Samples) -> list[int]:
 
 def named_ranks(worlds: Sequence[object]) -> str:
     """``rank 4``, ``ranks 4, 5``, ``ranks 4, 5, 6 and 3 more``."""
-    shown = ", ".join(map(str, worlds[:_NAMED]))
-    more = f" and {len(worlds) - _NAMED} more" if len(worlds) > _NAMED else ""
-    return f"rank{'s' if len(worlds) > 1 else ''} {shown}{more}"
+    return f"rank{'s' if len(worlds) > 1 else ''} {first_of(worlds, _NAMED)}"

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 def counted(number: int, noun: str) -> str:
     """``1 rank``, ``2 ranks``, ``1,200 ranks``."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def first_of(names: Sequence[object], most: int) -> str:
+    """``a, b, c``, or with more than ``most`` of them ``a, b and 7 more``."""
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join(map(str, names[:most])) + more
 
 
 def ranks_in_words(ranks: Iterable[int], noun: str = "rank") -> str:

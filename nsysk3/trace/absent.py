@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from typing import Any
 
 from nsysk3.run.absent import absent_of_host
 from nsysk3.run.inputs import Problem
 from nsysk3.run.manifest import MANIFEST_NAME, Manifest, RankEntry
 from nsysk3.run.remote import AnyPath
-from nsysk3.run.words import counted, ranks_in_words
-from nsysk3.trace.identity import Rank, map_entries
+from nsysk3.run.words import counted, first_of, ranks_in_words
+from nsysk3.trace.identity import Rank, UserMap
 
 # Hosts named in a sentence.
 _SHOWN = 8
@@ -36,7 +36,7 @@ class Missing:
 def absent_ranks(
     run_dir: AnyPath | None,
     manifest: Manifest | None,
-    user_map: Path | None,
+    user_map: UserMap | None,
     found: Sequence[Rank],
     problems: Sequence[Problem],
 ) -> Missing:
@@ -44,8 +44,8 @@ def absent_ranks(
 
     Hosts whose report could not be used are among ``problems`` already, and are not said twice.
     """
-    mapped = _mapped(map_entries(user_map))
-    manifest = manifest if run_dir is not None and manifest is not None else Manifest()
+    mapped = {entry["world_rank"]: entry for entry in user_map.entries} if user_map else {}
+    manifest = manifest or Manifest()
     renumbered = _renumbered(manifest.ranks, found)
     said: list[Problem] = []
     topology = manifest.topology
@@ -53,8 +53,8 @@ def absent_ranks(
     if run_dir is not None:
         by_host = {} if renumbered else _by_host(manifest.ranks, found)
         said = _manifest_problems(str(run_dir / MANIFEST_NAME), manifest, count, by_host, found, problems, renumbered)
-    if renumbered or not said:
-        said = _map_problems(str(user_map), mapped, found) or said
+    if user_map and (renumbered or not said):
+        said = _map_problems(str(user_map.path), mapped, found) or said
     count = max(count, len(mapped))
     if len(found) >= count and not said:
         return Missing(tuple(manifest.ranks), 0, ())
@@ -62,10 +62,6 @@ def absent_ranks(
     numbers = {entry.world_rank for entry in listed}
     placed = len(numbers) >= count and all(rank.source != "inferred" and rank.world_rank in numbers for rank in found)
     return Missing(listed, 0 if placed else max(count - len(found), 1), tuple(said))
-
-
-def _mapped(entries: Sequence[Mapping[str, Any]]) -> dict[int, Mapping[str, Any]]:
-    return {entry["world_rank"]: entry for entry in entries}
 
 
 def _map_problems(path: str, mapped: Mapping[int, object], found: Sequence[Rank]) -> list[Problem]:
@@ -148,12 +144,7 @@ def _why_untold(listed: Sequence[RankEntry], found: Sequence[Rank], renumbered: 
     strange = [host for host in here if host not in hosts]
     if not (lost and strange):
         return "it does not list each with its host and device"
-    return f"its hosts {_some(lost)} are not those of the reports {_some(strange)}"
-
-
-def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more
+    return f"its hosts {first_of(lost, _SHOWN)} are not those of the reports {first_of(strange, _SHOWN)}"
 
 
 def _words(number: int, ranks: Sequence[int], host: str, reported: bool) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import fnmatch
 import re
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -48,22 +48,53 @@ class Rank:
 Source = Callable[[Rank], Known | None]
 
 
+@dataclass(frozen=True)
+class UserMap:
+    """The TOML map that says which GPU is which rank: ``path``, and its ``[[rank]]`` tables.
+
+    Each has any of report (glob), host (glob), pid, device to match, and world_rank, pp, tp, ep to say.
+    """
+
+    path: Path
+    entries: Sequence[Mapping[str, Any]]
+
+    @classmethod
+    def read(cls, path: Path) -> UserMap:
+        """Raises InputError when it is unusable."""
+        try:
+            entries = tomllib.loads(path.read_text("utf-8")).get("rank", [])
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            raise InputError(f"{path}: not a readable TOML rank map ({error})") from error
+        if not isinstance(entries, list) or not entries:
+            raise InputError(f"{path}: no [[rank]] tables; each needs world_rank and some of report, host, pid, device")
+        for number, entry in enumerate(entries, 1):
+            if not isinstance(entry, dict) or not _is_rank(entry.get("world_rank")):
+                raise InputError(f"{path}: [[rank]] number {number} has no whole-number world_rank")
+            if not all(_is_rank(entry[key]) for key in ("pp", "tp", "ep") if key in entry):
+                raise InputError(f"{path}: [[rank]] number {number}: pp, tp and ep must be whole numbers")
+            if unknown := [key for key in entry if key not in _MAP_KEYS]:
+                raise InputError(
+                    f"{path}: [[rank]] number {number}: unknown key {unknown[0]!r}; one of {', '.join(_MAP_KEYS)}"
+                )
+        return cls(path, entries)
+
+
 def identify(
     reports: Sequence[ReportFacts],
     places: Sequence[Rank],
     *,
     manifest: Manifest | None = None,
-    user_map: Path | None = None,
+    user_map: UserMap | None = None,
     nccl_inits: pl.DataFrame | None = None,
 ) -> list[Rank]:
     """Label the places that ran kernels, in rank order.
 
     ``places`` carry report, pid and device.  ``nccl_inits``: ``report``, ``pid``, ``rank``, ``nranks`` of
     ncclCommInitRank calls.  The first source that knows a place's world rank (or stage) names it; nothing is mixed.
-    Raises InputError when two places claim the same world rank from the user's map, or when that map is unusable.
+    Raises InputError when two places claim the same world rank from the user's map.
     """
     sources: list[tuple[str, Source]] = [
-        ("user map", _from_user_map(user_map)),
+        ("user map", _from_user_map(user_map.entries if user_map else ())),
         ("manifest", _from_manifest(manifest)),
         ("marker", _from_marker(reports)),
         ("NCCL payload", _from_nccl(nccl_inits, len(places))),
@@ -76,8 +107,8 @@ def identify(
     labelled = _complete_world(labelled)
     if not _distinct(labelled):
         clash = {rank.source for rank in labelled}
-        if "user map" in clash:
-            raise InputError(f"{user_map}: two GPUs are given the same world_rank")
+        if user_map and "user map" in clash:
+            raise InputError(f"{user_map.path}: two GPUs are given the same world_rank")
         labelled = [replace(place, source="inferred") for place in places]
     return _inferred(labelled)
 
@@ -123,34 +154,7 @@ def _inferred(ranks: list[Rank]) -> list[Rank]:
     return [replace(r, world_rank=index, source="inferred") for index, r in enumerate(ordered)]
 
 
-def map_entries(path: Path | None) -> list[dict[str, Any]]:
-    """``[[rank]]`` tables: any of report (glob), host (glob), pid, device to match; world_rank, pp, tp, ep to say.
-
-    None without a map.  Raises InputError when it is unusable.
-    """
-    if path is None:
-        return []
-    try:
-        entries = tomllib.loads(path.read_text("utf-8")).get("rank", [])
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise InputError(f"{path}: not a readable TOML rank map ({error})") from error
-    if not isinstance(entries, list) or not entries:
-        raise InputError(f"{path}: no [[rank]] tables; each needs world_rank and some of report, host, pid, device")
-    for number, entry in enumerate(entries, 1):
-        if not isinstance(entry, dict) or not _is_rank(entry.get("world_rank")):
-            raise InputError(f"{path}: [[rank]] number {number} has no whole-number world_rank")
-        if not all(_is_rank(entry[key]) for key in ("pp", "tp", "ep") if key in entry):
-            raise InputError(f"{path}: [[rank]] number {number}: pp, tp and ep must be whole numbers")
-        if unknown := [key for key in entry if key not in _MAP_KEYS]:
-            raise InputError(
-                f"{path}: [[rank]] number {number}: unknown key {unknown[0]!r}; one of {', '.join(_MAP_KEYS)}"
-            )
-    return entries
-
-
-def _from_user_map(path: Path | None) -> Source:
-    entries = map_entries(path)
-
+def _from_user_map(entries: Sequence[Mapping[str, Any]]) -> Source:
     def look(place: Rank) -> Known | None:
         for entry in entries:
             if (

@@ -16,7 +16,7 @@ from nsysk3.run.manifest import MANIFEST_NAME, Manifest, RankEntry, read_manifes
 from nsysk3.run.remote import AnyPath, to_path
 from nsysk3.trace.absent import absent_ranks
 from nsysk3.trace.facts import ReportFacts
-from nsysk3.trace.identity import Rank, identify
+from nsysk3.trace.identity import Rank, UserMap, identify
 from nsysk3.trace.part import Part, Seen, Tool, open_trace, read_part
 from nsysk3.trace.report import Report
 
@@ -162,11 +162,12 @@ def assemble(
     )
     places = [replace(place, report=index) for index, each in enumerate(seen) for place in each.places]
     facts = tuple(each.facts for each in seen)
-    labelled = identify(facts, places, manifest=manifest, user_map=user_map, nccl_inits=inits)
+    mapped = UserMap.read(user_map) if user_map else None
+    labelled = identify(facts, places, manifest=manifest, user_map=mapped, nccl_inits=inits)
     every_name = pl.concat(each.names.select("short_name", "name") for each in seen).unique(maintain_order=True)
     names = every_name.with_row_index("name_id")
     own = [each.names.join(names, on=["short_name", "name"], how="left").sort("name_id") for each in seen]
-    missing = absent_ranks(run_dir, manifest, user_map, labelled, problems)
+    missing = absent_ranks(run_dir, manifest, mapped, labelled, problems)
     return Roster(
         paths, run_dir, manifest, facts, _rank_frame(labelled, seen), names,
         tuple(each["name_id_right"] for each in own), pl.concat(each.sizes for each in seen).unique(),
