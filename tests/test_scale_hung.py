@@ -17,9 +17,11 @@ from dask_processes import DaskProcesses
 from processes import eventually
 from scale_runs import TWO
 
+from nsysk3 import analyze
 from nsysk3.run.remote import RemotePath
 from nsysk3.run.scratch import NoRoomError, Scratch
 from nsysk3.scale.cluster import Cluster
+from nsysk3.scale.pool import Pool
 
 SMALL = FIXTURES / "h200" / "pp2.sqlite"
 
@@ -82,6 +84,12 @@ def test_a_closed_terminal_leaves_no_scratch(tmp_path: Path) -> None:
     assert process.wait() == -signal.SIGHUP
     process.stdout.close()
     assert eventually(lambda: not list(temporary.glob("nsysk3-scratch-*")), 30)
+
+
+def test_no_more_processes_than_reports() -> None:
+    with Pool(999) as pool:
+        analyze(SMALL, crew=pool)
+        assert pool.members() == ["0"]
 
 
 @pytest.mark.parametrize("what", ["missing", "file"])

@@ -15,6 +15,7 @@ from simulated import Simulated, make
 from nsysk3.errors import InputError
 from nsysk3.simulate.config import Config
 from nsysk3.simulate.presets import PRESETS, preset
+from nsysk3.simulate.setup import configure
 
 CALIBRATED = "simulated, calibrated on published figures"
 # Medians over stable ranks, as published: counts, ns and shares.
@@ -164,3 +165,15 @@ def make_at(out: Path) -> None:
     from nsysk3.simulate.setup import configure
 
     simulate(configure(None, (), {}), out, force=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("seed", -1), ("offset_ms", -3.0), ("drift_ppm", -1.0), ("cut_layers", -1), ("layer_us", -5.0),
+        ("layer_us", 0.0), ("in_flight", 0),
+    ],
+)  # fmt: skip
+def test_what_no_run_can_have_is_refused(name: str, value: float) -> None:
+    with pytest.raises(InputError, match=r"^simulate: "):
+        configure(None, (), {"pp": 2, "tp": 2, "layers": 4, name: value})

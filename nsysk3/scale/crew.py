@@ -143,6 +143,7 @@ class Team(Crew):
 
     def __init__(self) -> None:
         super().__init__()
+        self._reports: int | None = None  # of the step under way
         self._calls: dict[int, list[bytes]] = defaultdict(list)
         self._holder: dict[int, str] = {}
 
@@ -175,6 +176,7 @@ class Team(Crew):
     def run(self, step: Step, told: Mapping[int, Any], titles: Mapping[int, str], say: Say) -> Answers:
         """See Crew."""
         answers = Answers({}, {})
+        self._reports = len(told)
         for report, each in told.items():
             self._calls[report].append(wire.dumps((step, each)))
         waiting = list(told)

@@ -58,8 +58,8 @@ class Pool(Team):
             shutil.rmtree(place, ignore_errors=True)
 
     def members(self) -> Sequence[str]:
-        """See Team; the dead are replaced."""
-        for number in range(self._count):
+        """See Team; the dead are replaced.  There are no more than reports, for each does one at a time."""
+        for number in range(min(self._count, self._reports or self._count)):
             if str(number) not in self._members:
                 to_its_end(partial(self._start, str(number)))  # one that is started by half would complain
         return list(self._members)

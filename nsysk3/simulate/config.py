@@ -118,6 +118,16 @@ class Config:
         for name in ("pp", "tp", "ep", "nodes", "micro_batches", "chunk_tokens", "scale"):
             if getattr(self, name) < 1:
                 raise InputError(f"simulate: {name} must be at least 1")
+        if self.in_flight is not None and self.in_flight < 1:
+            raise InputError("simulate: in_flight must be at least 1")
+        if self.machine.layer_compute_ns <= 0:
+            raise InputError("simulate: a layer's compute must take more than 0")
+        for name, value in (
+            ("seed", self.seed), ("cut_layers", self.cut_layers), ("clock offset", self.clocks.offset_ns),
+            ("clock drift", self.clocks.drift_ppm), ("clock wander", self.clocks.wander_ns),
+        ):  # fmt: skip
+            if value < 0:
+                raise InputError(f"simulate: {name} must not be negative")
         if self.world > MAX_GPUS:
             raise InputError(f"simulate: {self.world} GPUs are more than {MAX_GPUS}")
         if self.world % self.nodes:
