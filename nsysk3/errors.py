@@ -27,3 +27,9 @@ class RunFailedError(NsysK3Error):
     """A run that nsysk3 launched did not finish."""
 
     exit_code = 4
+
+
+class InterruptedRunError(RunFailedError):
+    """Somebody ended the run: Ctrl-C, or a signal to end."""
+
+    exit_code = 130

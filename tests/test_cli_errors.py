@@ -13,7 +13,8 @@ from command import COMMAND
 from command import run as command
 from conftest import GRAPH
 
-from nsysk3.errors import InputError, MissingToolError
+from nsysk3.errors import InputError, InterruptedRunError, MissingToolError
+from nsysk3.launch.interrupts import Presses, interrupts
 
 
 @pytest.mark.parametrize(
@@ -90,3 +91,37 @@ def test_an_interrupted_command_ends_with_one_line(tmp_path: Path, number: signa
     assert [path.name for path in report.parent.iterdir()] == ["r.nsys-rep"]
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "started").read_text()), 0)
+
+
+def test_another_press_leaves_the_last_word_to_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ending(*_: object, **__: object) -> None:
+        try:
+            raise InterruptedRunError("interrupted by SIGINT; nothing of the run is left running; see out")
+        finally:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr("nsysk3.analysis.analyze.analyze", ending)
+    ran = command("analyze", GRAPH)
+    assert (ran.code, ran.err) == (
+        130,
+        "nsysk3: interrupted by SIGINT; nothing of the run is left running; see out\n",
+    )
+
+
+def test_presses_wait_for_what_takes_a_moment_and_change_nothing_at_the_end() -> None:
+    done = []
+
+    def moment(presses: Presses) -> None:
+        with presses.held():
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGTERM)
+            done.append(presses.count)
+
+    with interrupts() as presses:
+        with pytest.raises(KeyboardInterrupt):
+            moment(presses)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        presses.ignore()
+        signal.raise_signal(signal.SIGINT)
+    assert (done, presses.count, presses.name, presses.now) == ([2], 4, "SIGINT", True)

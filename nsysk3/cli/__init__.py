@@ -34,7 +34,7 @@ from nsysk3.cli.rules import rules_app
 from nsysk3.cli.simulate import simulate
 from nsysk3.cli.sweep import sweep, sweep_app
 from nsysk3.cli.usage import ClickError, UsageError, explain
-from nsysk3.errors import NsysK3Error
+from nsysk3.errors import InterruptedRunError, NsysK3Error
 from nsysk3.report.text import clean
 
 app = typer.Typer(
@@ -103,7 +103,7 @@ def main() -> None:
     except ClickError as error:
         _fail(str(error), 2)
     except (_StoppedError, typer.Abort):
-        _fail("interrupted", 130)
+        _fail("interrupted", InterruptedRunError.exit_code)
     except MemoryError:
         _fail("out of memory; analyse fewer reports at once or a shorter --window", 3)
     except Exception as error:
@@ -147,5 +147,6 @@ class _StoppedError(BaseException):
 
 
 def _stop(_signal: int, _frame: FrameType | None) -> None:
-    """Let the command clean up as it unwinds."""
-    raise _StoppedError
+    """Let the command clean up as it unwinds; one that does so already has more to say than "interrupted"."""
+    if not isinstance(sys.exception(), InterruptedRunError):
+        raise _StoppedError

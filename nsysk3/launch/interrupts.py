@@ -17,16 +17,33 @@ class Presses:
     def __init__(self) -> None:
         self.count = 0
         self.name = ""
+        self._quiet = False
 
     @property
     def now(self) -> bool:
         """Whether it is to end without waiting for anything."""
         return self.count > 1
 
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """What takes a moment is done whole: presses meanwhile are counted, and raise afterwards."""
+        before, self._quiet = self.count, True
+        try:
+            yield
+        finally:
+            self._quiet = False
+        if self.count > before:
+            raise KeyboardInterrupt
+
+    def ignore(self) -> None:
+        """The run has ended and only has to say so: from here on presses change nothing."""
+        self._quiet = True
+
     def _pressed(self, number: int, _frame: FrameType | None) -> None:
         self.count += 1
         self.name = signal.Signals(number).name
-        raise KeyboardInterrupt
+        if not self._quiet:
+            raise KeyboardInterrupt
 
 
 @contextmanager

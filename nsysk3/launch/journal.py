@@ -10,18 +10,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from nsysk3.errors import InputError, MissingToolError, NsysK3Error, RunFailedError
+from nsysk3.errors import InputError, InterruptedRunError, MissingToolError, NsysK3Error, RunFailedError
 from nsysk3.launch.failures import ServerFailedError
 from nsysk3.run.manifest import ENDED, Cause, Feature, HostClock, Manifest, Status, read_manifest, write_manifest
 
 # What `nsysk3 cleanup` makes of a run.
 _CLEAN = {"cleaned": True, "left": None, "kept": None}
-
-
-class InterruptedRunError(RunFailedError):
-    """Somebody ended the run: Ctrl-C, or a signal to end."""
-
-    exit_code = 130
 
 
 class Journal:

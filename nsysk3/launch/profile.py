@@ -8,13 +8,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from nsysk3.errors import InputError, NsysK3Error, RunFailedError
+from nsysk3.errors import InputError, InterruptedRunError, NsysK3Error, RunFailedError
 from nsysk3.launch.analysis import analyze_run
 from nsysk3.launch.collect import collect, keep_capture
 from nsysk3.launch.collected import Collected, raise_if_useless
 from nsysk3.launch.features import told
 from nsysk3.launch.interrupts import Presses, interrupts
-from nsysk3.launch.journal import InterruptedRunError, Journal
+from nsysk3.launch.journal import Journal
 from nsysk3.launch.loads import Loads
 from nsysk3.launch.open_hosts import open_hosts
 from nsysk3.launch.overhead import overhead, sentence
@@ -76,12 +76,14 @@ def run_profile(
                 analyze_run(out, journal, run.say, report=report, expect_kernels=run.has_gpus)
             journal.step("done")
         except KeyboardInterrupt:
+            presses.ignore()
             left = _what_is_left(journal)
             error = InterruptedRunError(f"interrupted by {presses.name or 'Ctrl-C'}; {left}; see {out}")
             if journal:
                 journal.fail(error)
             raise error from None
         except BaseException as error:
+            presses.ignore()
             if journal:
                 journal.fail(error)
             raise
@@ -131,16 +133,12 @@ class _Run:
             journal.fail(self.interrupted())
             raise
         finally:
-            try:
+            with self.presses.held():
                 self.closed(opened)
-            except KeyboardInterrupt:  # just now: it is written down all the same
-                journal.fail(self.interrupted())
-                self.closed(opened)
-                raise
 
     def closed(self, hosts: Sequence[Host]) -> None:
         """Say and write down what is left on hosts that are closed."""
-        left = [line for host in hosts for line in host.close()]  # it only tells how that went
+        left = [line for host in hosts for line in host.close(now=self.presses.now)]  # it only tells how that went
         for line in left:
             self.say(f"WARNING: could not be ended: {line}")
         kept = [f"{host.name}:{path}" for host in hosts for path in host.kept]

@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from nsysk3.errors import InterruptedRunError
 from nsysk3.sweep.job import Job
 from nsysk3.sweep.matrix import Layout
 from nsysk3.sweep.serve import LayoutRun
@@ -23,7 +24,6 @@ def run_sweep(job: Job) -> list[str]:
     hosts are cleaned.  Raises InterruptedRunError on Ctrl-C, SIGTERM and SIGHUP.
     """
     from nsysk3.launch.interrupts import interrupts
-    from nsysk3.launch.journal import InterruptedRunError
 
     job = replace(job, say=_unbreakable(job.say))
     failed: list[str] = []
@@ -36,12 +36,14 @@ def run_sweep(job: Job) -> list[str]:
                 failed += _run_layout(job, layout, plan, presses)
             job.record.status = "failed" if failed else "done"
         except KeyboardInterrupt:
+            presses.ignore()
             job.record.status = "interrupted"
             raise InterruptedRunError(
                 f"interrupted ({presses.name or 'Ctrl-C'}); what was measured is kept, nothing is left running. Go on "
                 f"with: nsysk3 sweep --resume --out {job.folder.path}"
             ) from None
         except BaseException:
+            presses.ignore()
             job.record.status = "interrupted"
             raise
         finally:

@@ -82,8 +82,9 @@ class LayoutRun:
             self.start.status = "interrupted"
             raise
         finally:
-            self.start.ended = now()
-            self.job.save()
+            with self.presses.held():
+                self.start.ended = now()
+                self.job.save()
         return self.start.cause
 
     def _serve(self, cells: Sequence[Cell]) -> None:
@@ -104,7 +105,9 @@ class LayoutRun:
                         host.close(now=True)
                     raise
         finally:
-            for line in [line for host in opened for line in host.close()]:  # closed already: this tells how that went
+            with self.presses.held():
+                closed = [host.close(now=self.presses.now) for host in opened]  # already: this tells how that went
+            for line in (line for lines in closed for line in lines):
                 self.say(f"WARNING: could not be ended: {line}")
         self._released()
 
