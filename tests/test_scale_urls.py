@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -113,14 +114,35 @@ def test_urls_and_paths_are_told_apart(given: str | Path, path: str) -> None:
 def test_schemes_and_drivers_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match=r"nope://x: Protocol not known: nope"):
         nsysk3.analyze("nope://x")
-    monkeypatch.setitem(__import__("sys").modules, "s3fs", None)
+    monkeypatch.setitem(sys.modules, "s3fs", None)
     ran = run("analyze", "s3://bucket/run")
     assert ran.code == 3
-    assert ran.err == "nsysk3: s3://bucket/run: Install s3fs to access S3; install it here and on every worker\n"
-    monkeypatch.setitem(__import__("sys").modules, "fsspec", None)
+    assert ran.err == "nsysk3: s3://bucket/run: needs s3fs: pip install s3fs, here and on every worker\n"
+    monkeypatch.setitem(sys.modules, "fsspec", None)
     assert run("analyze", "s3://bucket/run").err == (
         "nsysk3: s3://bucket/run: URLs need fsspec: pip install 'nsysk3[scale]'\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("url", "package"),
+    [
+        ("s3://bucket/run", "s3fs"),
+        ("gs://bucket/run", "gcsfs"),
+        ("https://host/run", "aiohttp"),
+        ("ssh://host/run", "paramiko"),
+        ("sftp://host/run", "paramiko"),
+        ("abfs://container/run", "adlfs"),
+    ],
+)
+def test_the_package_that_is_wanting_is_named(url: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    for module in ("http", "sftp"):
+        monkeypatch.delitem(sys.modules, f"fsspec.implementations.{module}", raising=False)
+    monkeypatch.setattr(sys.modules["fsspec.registry"], "_registry", {})
+    ran = run("analyze", url)
+    assert (ran.code, ran.out) == (3, "")
+    assert ran.err == f"nsysk3: {url}: needs {package}: pip install {package}, here and on every worker\n"
 
 
 def test_whatever_a_storage_raises_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

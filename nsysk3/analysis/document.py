@@ -27,13 +27,15 @@ from nsysk3.result.model import (
 )
 from nsysk3.result.store import IN_DOCUMENT, rows
 from nsysk3.run.remote import AnyPath
-from nsysk3.run.words import counted
+from nsysk3.run.words import counted, first_of
 from nsysk3.trace.facts import ReportFacts
 from nsysk3.trace.load import Roster
 
 UNCLASSIFIED_WARNING = 0.05
 # Characters of a kernel's name in a note; a template's can have thousands.
 _NAME_SHOWN = 80
+# Reports named in a sentence.
+_REPORTS_SHOWN = 4
 
 
 def document(
@@ -55,7 +57,7 @@ def document(
     ranks = tables["rank_metrics"]
     return ResultDocument(
         nsysk3_version=__version__,
-        simulated=run.manifest.simulated if run.manifest else None,
+        simulated=_simulated(run),
         manifest=run.manifest.model_dump(mode="json") if run.manifest else None,
         window=window,
         reports=[_report_info(report, run.run_dir) for report in run.facts],
@@ -71,6 +73,16 @@ def document(
         ranks=[RankMetrics.model_validate(row) for row in ranks.iter_rows(named=True)],
         tables={name: rows(table) for name, table in tables.items() if name in IN_DOCUMENT},
     )
+
+
+def _simulated(run: Roster) -> str | None:
+    """What made the traces where no GPU did, and which of them; the manifest is asked where they do not say."""
+    said = run.manifest.simulated if run.manifest else None
+    made = [report.name for report in run.facts if report.simulated]
+    if made and len(made) < len(run.facts):
+        which = first_of(made, _REPORTS_SHOWN)
+        return f"simulated: only {len(made)} of {counted(len(run.facts), 'report')} ({which})"
+    return said or "simulated" if made else said
 
 
 def _not_measured(ranks: pl.DataFrame) -> dict[str, str]:

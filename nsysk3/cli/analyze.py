@@ -109,6 +109,7 @@ def analyze(
     parquet files. Exit code 2 when an input could not be used; the others are analysed all the same.
     """
     from nsysk3.analysis.analyze import analyze as run_analysis
+    from nsysk3.cli.results import blamed_on_settings
     from nsysk3.errors import InputError, MissingToolError
     from nsysk3.recipes import DEFAULT_RECIPE, find_recipe
     from nsysk3.report.terminal import console, print_problems, print_result
@@ -126,7 +127,8 @@ def analyze(
     defaults = load_settings(overrides={"analyze.workers": workers, "analyze.scheduler": scheduler}).analyze
     chosen = None if workers is not None else defaults.scheduler
     crew = crew_of(defaults.workers, chosen, patience_s=defaults.patience_s)
-    with status(quiet) as progress, crew:
+    typed = [name for name, given in (("window", window), ("layer_regex", layer_regex)) if given is not None]
+    with status(quiet) as progress, blamed_on_settings(*typed), crew:
         result = run_analysis(
             paths,
             window=defaults.window if window is None else window,

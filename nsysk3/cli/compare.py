@@ -30,7 +30,8 @@ def compare(
     base: Annotated[Path, typer.Argument(metavar="BASE", help="A run directory, its results, or traces of one run.")],
     others: Annotated[list[Path], typer.Argument(metavar="OTHER...", help="The runs to hold against it, in order.")],
     label: Annotated[
-        list[str] | None, typer.Option(help="Name of a run; one for each, base first. Default: its PP degree.")
+        list[str] | None,
+        typer.Option(help="Name of a run; one for each, base first. Default: its PP degree, else its folder."),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the comparison as JSON.")] = False,
     form: Annotated[Format | None, typer.Option("--format", help="What to write. Default: text.")] = None,
@@ -58,6 +59,7 @@ def compare(
     from nsysk3.cli.results import only_pages_have, open_result, tell_problems
     from nsysk3.compare import compare as run_comparison
     from nsysk3.compare.gate import FAILED, Gate, check
+    from nsysk3.compare.labels import short_names
     from nsysk3.run.files import write_text
 
     gates = [Gate.parse(text) for text in fail_on or ()]
@@ -67,15 +69,17 @@ def compare(
     if any(not name.strip() for name in label or ()):
         raise InputError("--label: a label is empty; give every run a name, base first")
     with status(quiet) as progress:
-        results = [open_result(path, window, progress) for path in (base, *others)]
-        comparison = run_comparison(results[0], results[1:], label)
+        paths = (base, *others)
+        results = [open_result(path, window, progress) for path in paths]
+        comparison = run_comparison(results[0], results[1:], label, folders=short_names(paths))
+    outcomes = check(comparison, gates)
+    comparison = comparison.model_copy(update={"gates": outcomes})
     text = comparison.to_json() if json else _rendered(comparison, results, form or Format.text, lang)
     if out:
-        write_text(out, text, (base, *others))
+        write_text(out, text, paths)
         typer.echo(f"comparison written to {out}", err=True)
     else:
         typer.echo(text, nl=False)
-    outcomes = check(comparison, gates)
     for outcome in outcomes:
         typer.echo(f"gate: {outcome.text}", err=True)
     failed = any(outcome.state == "failed" for outcome in outcomes)

@@ -34,7 +34,7 @@ def nccl_bench(
         bool, typer.Option("--torch", help="Measure through torch even where nccl-tests is there.")
     ] = False,
     device: Annotated[str, typer.Option(help="cuda, or cpu: gloo, to try the command without GPUs.")] = "cuda",
-    timeout: Annotated[float, typer.Option(help="Longest time for one domain, seconds.")] = 600.0,
+    timeout: Annotated[float, typer.Option(min=1, help="Longest time for one domain, seconds.")] = 600.0,
     config: Annotated[Path | None, typer.Option(help="Settings. Default: $NSYSK3_CONFIG, else ./nsysk3.toml.")] = None,
     hosts: Annotated[str | None, typer.Option(help="Hosts with commas between, in place of cluster.hosts.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,

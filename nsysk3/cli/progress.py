@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 import re
 import signal
 import sys
@@ -42,6 +43,8 @@ def verbosely(command: Callable[..., Any]) -> Callable[..., Any]:
         if verbose and kwargs.get("quiet"):
             raise typer.BadParameter("--quiet and --verbose: one or the other")
         be_verbose(verbose)
+        if not kwargs.get("quiet"):
+            _warn_of_variables()
         return command(*args, **kwargs)
 
     signature = inspect.signature(command)
@@ -51,6 +54,15 @@ def verbosely(command: Callable[..., Any]) -> Callable[..., Any]:
     with_verbosity.__annotations__ = {**hints, "verbose": Verbose}
     with_verbosity.__signature__ = signature.replace(parameters=[*named, option])  # type: ignore[attr-defined]
     return with_verbosity
+
+
+def _warn_of_variables() -> None:
+    """Name the variables that were meant for nsysk3, and do nothing."""
+    if any(name.startswith("NSYSK3_") for name in os.environ):
+        from nsysk3.run.config import ignored_variables
+
+        for warning in ignored_variables(os.environ):
+            typer.echo(f"nsysk3: {warning}", err=True)
 
 
 @contextmanager

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,8 +33,20 @@ def analyzed(paths: Path | list[Path], window: str | None, progress: Callable[[s
     asked = {} if window is None else {"window": window}
     settings = load_settings().analyze.model_dump()
     workers, scheduler, patience = (settings.pop(name) for name in ("workers", "scheduler", "patience_s"))
-    with crew_of(workers, scheduler, patience_s=patience) as crew:
+    with blamed_on_settings(*asked), crew_of(workers, scheduler, patience_s=patience) as crew:
         return analyze(paths, progress=progress, crew=crew, **{**settings, **asked})
+
+
+@contextmanager
+def blamed_on_settings(*typed: str) -> Iterator[None]:
+    """What is wrong with an option that is not among those ``typed`` is wrong with the setting."""
+    try:
+        yield
+    except InputError as error:
+        option = re.match(r"--(window|layer-regex)\b", str(error))
+        if option is None or (name := option[1].replace("-", "_")) in typed:
+            raise
+        raise InputError(f"analyze.{name}{str(error)[option.end() :]}") from error
 
 
 def only_pages_have(lang: str | None, *, page: bool) -> None:

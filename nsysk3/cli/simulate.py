@@ -16,10 +16,19 @@ def _presets() -> list[str]:
     return list(PRESETS)
 
 
-def _faults() -> list[str]:
+def _faults() -> list[tuple[str, str]]:
     from nsysk3.simulate.faults import FAULTS
 
-    return ["list", *FAULTS]
+    return [("list", "names them all"), *FAULTS.items()]
+
+
+def _listed(context: typer.Context, asked: list[str] | None) -> list[str] | None:
+    """``--fault list`` is all there is to a command line, like --version."""
+    if asked and "list" in asked and not context.resilient_parsing:
+        for name, meaning in _faults()[1:]:
+            typer.echo(f"{name:17} {meaning}")
+        raise typer.Exit
+    return asked
 
 
 def simulate(
@@ -52,7 +61,11 @@ def simulate(
     fault: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="NAME[=ARG]", help="Something that goes wrong; 'list' names them all.", autocompletion=_faults
+            metavar="NAME[=ARG]",
+            help="Something that goes wrong; 'list' names them all.",
+            autocompletion=_faults,
+            callback=_listed,
+            is_eager=True,
         ),
     ] = None,
     scale: Annotated[int, typer.Option(help="So many times the micro-batches.")] = 1,
@@ -66,14 +79,9 @@ def simulate(
     simulated.
     """
     from nsysk3.run.words import counted
-    from nsysk3.simulate.faults import FAULTS
     from nsysk3.simulate.run import simulate as run_simulation
     from nsysk3.simulate.setup import configure
 
-    if fault and "list" in fault:
-        for name, meaning in FAULTS.items():
-            typer.echo(f"{name:17} {meaning}")
-        return
     config = configure(
         preset,
         fault or (),

@@ -11,6 +11,7 @@ from nsysk3 import __version__
 from nsysk3.compare.apart import forward_sources, with_apart
 from nsysk3.compare.catalog import METRICS, Metric
 from nsysk3.compare.comparability import comparability
+from nsysk3.compare.labels import labels_of
 from nsysk3.compare.model import Comparability, Comparison, Delta, Group, Row, RunSide, Scope, Step, Value
 from nsysk3.compare.replaced import with_replaced
 from nsysk3.compare.samples import WINDOW, RunSamples
@@ -38,16 +39,24 @@ _LED = ("headline", "forward")
 
 
 def compare(
-    base: Result, others: Result | Sequence[Result], labels: Sequence[str] | None = None, *, seed: int = SEED
+    base: Result,
+    others: Result | Sequence[Result],
+    labels: Sequence[str] | None = None,
+    *,
+    folders: Sequence[str] | None = None,
+    seed: int = SEED,
 ) -> Comparison:
     """Hold ``others`` against ``base``, and each against the one before it (a ladder of PP degrees, in that order).
 
-    ``labels`` name the runs, base first; the default are their layouts.  Medians are over stable ranks; intervals are
-    bootstrap 95 % intervals, the same for the same ``seed``.  Raises InputError for labels that do not fit.
+    ``labels`` name the runs, base first; the default are their PP degrees, where those do not tell them apart
+    ``folders`` or the manifests' run ids.  Medians are over stable ranks; intervals are bootstrap 95 % intervals, the
+    same for the same ``seed``.  Raises InputError for labels that do not fit, and without another run.
     """
     results = [base, *([others] if isinstance(others, Result) else others)]
+    if len(results) < 2:
+        raise InputError("a comparison needs a base and at least one other run")
     runs = [RunSamples(result) for result in results]
-    names = _labels(runs, labels)
+    names = labels_of(results, [run.layout.pp for run in runs], labels, folders)
     groups = _pair_groups(runs)
     pairs = [(0, index) for index in range(1, len(runs))]
     steps = [(index - 1, index) for index in range(1, len(runs))] if len(runs) > 2 else []
@@ -77,21 +86,6 @@ def compare(
     comparison = comparison.model_copy(update={"rows": with_apart(comparison, sources)})
     comparison = comparison.model_copy(update={"rows": with_replaced(comparison)})
     return comparison.model_copy(update={"verdict": verdict(comparison)})
-
-
-def _labels(runs: Sequence[RunSamples], labels: Sequence[str] | None) -> list[str]:
-    if len(runs) < 2:
-        raise InputError("a comparison needs a base and at least one other run")
-    if labels:
-        if len(labels) != len(runs):
-            raise InputError(f"{len(labels)} labels for {len(runs)} runs; give one a run, base first")
-        if len(set(labels)) < len(labels):
-            raise InputError("two runs have the same label")
-        return list(labels)
-    found = [f"PP{run.layout.pp}" if run.layout.pp else "run" for run in runs]
-    if len(set(found)) == len(found):
-        return found
-    return ["base", *(f"other {i}" if len(runs) > 2 else "other" for i in range(1, len(runs)))]
 
 
 def _pair_groups(runs: Sequence[RunSamples]) -> list[int]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, cast
 
 from nsysk3.compare.catalog import BY_NAME, SCOPE_LABELS
-from nsysk3.compare.model import Comparison, Delta, Row, Scope, Value
+from nsysk3.compare.model import Comparison, Delta, Outcome, Row, Scope, Value
 from nsysk3.compare.statistics import NO_BASE, NO_VALUE
 from nsysk3.errors import InputError
 
@@ -66,21 +67,13 @@ class Gate:
         )
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What a gate found for one of the other runs."""
-
-    state: Literal["failed", "passed", "undecided"]
-    text: str
-
-
 def check(comparison: Comparison, gates: list[Gate]) -> list[Outcome]:
     """Every gate against every other run.  Undecided, which fails nothing, is a gate without an interval."""
     outcomes = []
     for gate in gates:
         row = comparison.row(gate.metric, gate.scope)
         if row is None:
-            outcomes.append(Outcome("undecided", f"{gate.text}: no such row in this comparison"))
+            outcomes.append(_outcome(gate, gate.text, "undecided", "no such row in this comparison"))
             continue
         outcomes += [_judged(gate, row, d, v) for d, v in zip(row.deltas, row.values[1:], strict=True)]
     return outcomes
@@ -93,18 +86,38 @@ def _judged(gate: Gate, row: Row, delta: Delta, value: Value) -> Outcome:
         "value": (value.value, value.low, value.high),
     }[gate.of]
     where = f"{gate.text}: {delta.other} against {delta.base} {SCOPE_LABELS[row.scope]}"
+    found = {"base": delta.base, "other": delta.other, "scope": row.scope, "value": point, "low": low, "high": high}
     if delta.doubted:
-        return Outcome("undecided", f"{where}: undecided, not like for like: {row.why_apart}")
+        return _outcome(gate, where, "undecided", f"not like for like: {row.why_apart}", found=found)
     if point is None or low is None or high is None:
         # A base of 0 leaves no relative change to decide on, whatever else the samples lack.
         none = gate.of == "share" and delta.change is not None and point is None
         why = NO_BASE if none else delta.reason or value.reason or NO_VALUE
-        return Outcome("undecided", f"{where}: undecided, {why}")
+        return _outcome(gate, where, "undecided", why, found=found)
     beyond = low > gate.threshold if gate.side == ">" else high < gate.threshold
     middle, *ends = (_number(number, gate, row) for number in (point, low, high))
-    numbers = f"{middle} (95 % interval {' to '.join(ends)})"
-    apart = "" if delta.like_for_like else "; not like for like across PP degrees"
-    return Outcome("failed" if beyond else "passed", f"{where}: {'failed' if beyond else 'passed'}, {numbers}{apart}")
+    numbers = f", {middle} (95 % interval {' to '.join(ends)})"
+    apart = None if delta.like_for_like else "not like for like across PP degrees"
+    return _outcome(gate, where, "failed" if beyond else "passed", apart, numbers, found=found)
+
+
+def _outcome(
+    gate: Gate,
+    where: str,
+    state: str,
+    reason: str | None,
+    numbers: str = "",
+    *,
+    found: Mapping[str, object] | None = None,
+) -> Outcome:
+    said = "" if reason is None else f"{';' if numbers else ','} {reason}"
+    known = {**dict.fromkeys(("base", "other", "scope", "value", "low", "high")), **(found or {})}
+    return Outcome.model_validate(
+        {
+            "gate": gate.text, "state": state, "reason": reason, "text": f"{where}: {state}{numbers}{said}",
+            "metric": gate.metric, "of": gate.of, "side": gate.side, "limit": gate.threshold, **known,
+        }
+    )  # fmt: skip
 
 
 def _number(number: float, gate: Gate, row: Row) -> str:

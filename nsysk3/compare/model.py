@@ -146,6 +146,30 @@ class Step(_Model):
     comparability: Comparability
 
 
+class Outcome(_Model):
+    """What a gate of --fail-on found for one of the other runs."""
+
+    gate: str = Field(description="The expression.")
+    state: Literal["passed", "failed", "undecided"] = Field(
+        description="failed: the whole interval lies beyond the limit; undecided, which fails nothing: see reason."
+    )
+    reason: str | None = Field(description="Why it is undecided, or what weakens it.")
+    text: str = Field(description="All of it in words, as stderr has it.")
+    base: str | None = Field(description="Label; null where the comparison has no such row.")
+    other: str | None = Field(description="Label; null like base.")
+    metric: str = Field(description="Of the expression.")
+    scope: Scope | None = Field(description="Of the row that was judged; null where there is none.")
+    of: Literal["share", "change", "value"] = Field(
+        description="What value, low, high and limit are: share: the relative change, 0.1 for 10 %; change: the "
+        "absolute one; value: the other run's own number, both in the row's unit (ns, count or share)."
+    )
+    value: float | None = Field(description="What the comparison has.")
+    low: float | None = Field(description="Lower end of its bootstrap 95 % interval.")
+    high: float | None = Field(description="Upper end.")
+    side: Literal["<", ">"] = Field(description="On which side of the limit it fails.")
+    limit: float = Field(description="The threshold of the expression.")
+
+
 class Comparison(_Model):
     """Two runs, or a ladder of them."""
 
@@ -158,6 +182,9 @@ class Comparison(_Model):
     rows: list[Row]
     verdict: list[str] = Field(description="Two sentences: what changed, and what limits that.")
     notes: list[str] = Field(description="What a reader must know.")
+    gates: list[Outcome] = Field(
+        default_factory=list, description="Outcomes of --fail-on, one a gate and other run; empty without."
+    )
 
     @property
     def labels(self) -> list[str]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 
 import numpy as np
 import polars as pl
 
 from nsysk3.compare.model import Layout
 from nsysk3.compare.statistics import Samples
-from nsysk3.run.words import first_of, ranks_in_words
+from nsysk3.run.words import ranks_in_words
 
 # Of every stage's stable ranks; with fewer than ten a stage that is all of them.  A median moves little for the rest.
 ENOUGH = 0.9
@@ -19,7 +19,8 @@ NO_STABLE = "no stable rank of "
 NOT_ALL_STAGES = f"{NO_STABLE}some stages, and which is not known"
 _CUT_ONE = "its window holds forwards that are not whole: analyze with --window prefill"
 _CUT_SOME = "their windows hold forwards that are not whole: analyze with --window prefill"
-_NAMED = 3
+# Stretches of ranks in a sentence.
+SHOWN_RANKS = 3
 
 
 def of_the_run(samples: Samples, stable: pl.DataFrame) -> bool:
@@ -55,14 +56,9 @@ def left_out(samples: Samples, stable: pl.DataFrame, cut: Collection[int]) -> st
         return SOME_STAGES
     one = len(ranks) == 1
     why = (_CUT_ONE if one else _CUT_SOME) if ranks <= set(cut) else "nothing tells it there"
-    which = named_ranks(sorted(missing["world_rank"].to_list()))
+    which = ranks_in_words(missing["world_rank"].to_list(), most=SHOWN_RANKS)
     return f"{len(ranks)} of {stable.height} ranks left out ({which}): {why}"
 
 
 def _told(samples: Samples) -> list[int]:
     return [int(rank) for rank in samples.ranks[~np.isnan(samples.values).all(axis=1)]]
-
-
-def named_ranks(worlds: Sequence[object]) -> str:
-    """``rank 4``, ``ranks 4, 5``, ``ranks 4, 5, 6 and 3 more``."""
-    return f"rank{'s' if len(worlds) > 1 else ''} {first_of(worlds, _NAMED)}"

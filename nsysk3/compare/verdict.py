@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from nsysk3.compare.model import Comparison, Delta, Layout, Row, RunSide, Scope, Unit
 from nsysk3.compare.replaced import FUSED, fused, takers, told
 from nsysk3.compare.samples import RunSamples
-from nsysk3.compare.spoken import NO_STABLE, named_ranks
-from nsysk3.run.words import counted
+from nsysk3.compare.spoken import NO_STABLE, SHOWN_RANKS
+from nsysk3.run.words import counted, ranks_in_words
 
 _MOSTLY = 0.5
 _MUCH = 0.2
@@ -137,9 +137,10 @@ def _rank_limits(side: RunSide) -> Iterator[str]:
     if side.layout.ranks < every:
         yield f"the traces of {side.label} hold {side.layout.ranks} of {every} ranks"
     if side.left_out:
-        pairs = [entry.removeprefix("rank ").partition(": ") for entry in side.left_out]
-        reasons = list(dict.fromkeys(reason.replace("; ", ", ") for _, _, reason in pairs))
-        which = named_ranks([world for world, _, _ in pairs])
+        found = (entry.removeprefix("rank ").partition(": ") for entry in side.left_out)
+        pairs = sorted((int(world), reason) for world, _, reason in found)
+        reasons = list(dict.fromkeys(reason.replace("; ", ", ") for _, reason in pairs))
+        which = ranks_in_words([world for world, _ in pairs], most=SHOWN_RANKS)
         why = f"{which}: {reasons[0]}" if len(reasons) == 1 else f"{which}, the first: {reasons[0]}"
         yield f"{side.label}: {len(pairs)} of {counted(side.layout.ranks, 'rank')} not stable and left out ({why})"
 

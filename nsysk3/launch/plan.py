@@ -162,8 +162,6 @@ def _hosts(settings: Settings) -> list[str]:
     for host in hosts:
         if not _HOST.fullmatch(host):
             raise InputError(f"cluster.hosts: {host!r} is no name of a host")
-        if hosts.count(host) > 1:
-            raise InputError(f"cluster.hosts: {host} is there twice")
     return hosts
 
 
@@ -206,7 +204,7 @@ def _check_settings(settings: Settings, args: Sequence[str]) -> None:
         raise InputError(f"cluster.port and cluster.dist_port are both {settings.cluster.port}")
     page = number(args, 1, "--page-size")
     if page > 0 and settings.load.chunk % page:
-        raise InputError(f"--chunk {settings.load.chunk}: must be a multiple of --page-size {page}")
+        raise InputError(f"--chunk (load.chunk) {settings.load.chunk}: must be a multiple of --page-size {page}")
 
 
 def _model(settings: Settings) -> ModelFacts | None:

@@ -33,7 +33,7 @@ def read_hosts(text: str | None) -> list[str] | None:
     else:
         hosts = [part.strip() for part in text.split(",") if part.strip()]
     if not hosts:
-        raise InputError(f"--hosts {text}: names no host")
+        raise InputError(f"--hosts {text!r}: names no host")
     return hosts
 
 

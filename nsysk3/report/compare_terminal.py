@@ -32,6 +32,7 @@ TITLES: dict[Group, str] = {
 # Runs in one table of a ladder, base included.
 _ACROSS = 5
 _LABEL = 34
+_HEAD = 12
 # From here on a relative change reads better as a factor.
 _TIMES = 9.995
 _PER = {"": "", " / forward": " per forward", " / 1k tokens": " per 1,000 tokens"}
@@ -97,8 +98,7 @@ def _table(names: Sequence[str]) -> Table:
 
 
 def _pair_table(comparison: Comparison, rows: Sequence[Row]) -> Table:
-    labels = [_cut(label, 12) for label in comparison.labels]
-    table = _table(["", *labels, "change", "95 % interval", "n", "verdict"])
+    table = _table(["", *heads(comparison.labels), "change", "95 % interval", "n", "verdict"])
     for row in rows:
         delta = row.deltas[0]
         table.add_row(
@@ -109,8 +109,9 @@ def _pair_table(comparison: Comparison, rows: Sequence[Row]) -> Table:
 
 
 def _ladder_table(comparison: Comparison, rows: Sequence[Row], chosen: range) -> Table:
-    names = [comparison.labels[0], *(comparison.labels[i + 1] for i in chosen)]
-    table = _table(["", *(_cut(name, 12) for name in names)])
+    every = heads(comparison.labels)
+    names = [every[0], *(every[i + 1] for i in chosen)]
+    table = _table(["", *names])
     width = _LABEL - 8 if len(names) == _ACROSS else _LABEL
     for row in rows:
         cells = [number(row.values[0].value, row.unit)]
@@ -242,6 +243,15 @@ def short(delta: Delta) -> str:
 def mark(delta: Delta) -> str:
     """The verdict in a sign: v lower, ^ higher, = no difference shown, ? nothing can be said."""
     return {"lower": "v", "higher": "^", "no difference shown": "="}.get(delta.verdict, "?")
+
+
+def heads(labels: Sequence[str]) -> list[str]:
+    """Labels cut to the width of a column: at the end, those that this makes equal at their beginning."""
+    cut = [_cut(label, _HEAD) for label in labels]
+    return [
+        short if cut.count(short) == 1 else f"…{clean(label)[1 - _HEAD :]}"
+        for label, short in zip(labels, cut, strict=True)
+    ]
 
 
 def _cut(text: str, width: int) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -28,7 +28,7 @@ from nsysk3.report.sections.pipeline import pipeline
 from nsysk3.report.sections.summary import summary
 from nsysk3.report.sections.timeline import timeline
 from nsysk3.report.sections.verdict import verdict
-from nsysk3.report.text import clean
+from nsysk3.report.text import clean, origin
 from nsysk3.report.view import View
 from nsysk3.result import Result
 
@@ -47,7 +47,8 @@ def render_report(result: Result, lang: str = "en") -> str:
     document = result.document
     return render_page(
         "report.html.j2", view.texts("ui.title"), lang, sections, headline=headline(view), facts=facts(view),
-        strips=strips(view), simulated=document.simulated and view.texts.said(clean(document.simulated))[0],
+        strips=strips(view), simulated=document.simulated is not None,
+        made_from=view.texts.said(origin(document.simulated or ""))[0],
         version=document.nsysk3_version,
     )  # fmt: skip
 
@@ -63,13 +64,20 @@ def render_comparison(comparison: Comparison, results: Sequence[Result], lang: s
         compare_runs.layers(runs, texts),
         compare_runs.evidence(comparison, runs, texts), definitions(runs[0][1]),
     ]  # fmt: skip
-    made = [side.simulated for side in (comparison.base, *comparison.others) if side.simulated]
+    sides = (comparison.base, *comparison.others)
+    made = {side.label: texts.said(origin(side.simulated))[0] for side in sides if side.simulated}
+    alike = len(made) == len(sides) and len(set(made.values())) == 1
     return render_page(
         "report.html.j2", texts("ui.title_comparison"), lang, [section for section in sections if section],
         headline=" → ".join(label for label, _ in runs), facts=comparison_facts(comparison, texts),
         strips=[strip for _, view in runs for strip in strips(view)][:8],
-        simulated=made and texts.said(clean(made[0]))[0], version=comparison.nsysk3_version,
+        simulated=bool(made), made_from=next(iter(made.values())) if alike else _by_run(made),
+        version=comparison.nsysk3_version,
     )  # fmt: skip
+
+
+def _by_run(made: Mapping[str, str]) -> str:
+    return " · ".join(f"{clean(label, 40)}: {said}" if said else clean(label, 40) for label, said in made.items())
 
 
 def render_page(

@@ -7,6 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from nsysk3.report.terminal import new_table
+from nsysk3.report.text import NO_GPU, origin
 from nsysk3.report.units import milliseconds, percent
 from nsysk3.result import Result
 
@@ -16,7 +17,7 @@ def print_layers(result: Result, out: Console) -> None:
     rows = result.tables["layer_rows"]
     about = result.document.layers
     if result.document.simulated:
-        out.print(Text(f"simulated: {result.document.simulated}"))
+        out.print(Text(f"simulated: {origin(result.document.simulated) or NO_GPU}"))
     if rows.is_empty():
         out.print("no layers in this window")
     else:

@@ -13,7 +13,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from nsysk3.report.text import clean
+from nsysk3.report.text import NO_GPU, clean, origin
 from nsysk3.report.units import count, duration, milliseconds, percent
 from nsysk3.result import RankMetrics, Result
 from nsysk3.run.words import counted
@@ -56,7 +56,7 @@ def print_result(result: Result, out: Console) -> None:
     ranks = counted(len(document.ranks), "rank")
     out.print(f"[bold]{ranks}[/], {stable} stable · window: {escape(shown)} · times in ms")
     if document.simulated:
-        out.print(f"[bold yellow]simulated[/]: {escape(clean(document.simulated))}")
+        out.print(f"[bold yellow]simulated[/]: {escape(origin(document.simulated) or NO_GPU)}")
     _print_whole((rank_table(result, width) for width in _HOST_WIDTHS), out)
     _print_whole([budget_table(result)], out)
     if document.sentences:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from typing import Any
 
 from nsysk3.report import units
 from nsysk3.report.units import milliseconds, percent
 
+# What simulations of ours begin with, and every banner says itself.
+_SIMULATED = re.compile(r"simulated\b[\s,:;-]*", re.IGNORECASE)
+NO_GPU = "no GPU made these traces"
 # A name longer than this is cut in the middle: symbols differ at both ends.
 NAME_LENGTH = 160
 # What a cell or a hover may hold at all.
@@ -31,6 +35,11 @@ def clean(value: object, length: int = LONGEST) -> str:
         return text
     text = text.encode("utf-8", "replace").decode("utf-8")
     return "".join(_visible(character) for character in text)
+
+
+def origin(simulated: str) -> str:
+    """What made simulated traces, without the word simulated before it; empty where nothing else is said."""
+    return _SIMULATED.sub("", clean(simulated), count=1) if _SIMULATED.match(simulated) else clean(simulated)
 
 
 def _visible(character: str) -> str:

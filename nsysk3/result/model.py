@@ -176,7 +176,9 @@ class ResultDocument(_Model):
     manifest: dict[str, Any] | None = Field(description="run.json of the run directory, null for bare traces.")
     window: WindowInfo
     reports: list[ReportInfo]
-    problems: list[ProblemInfo] = Field(description="Inputs that gave no rank.")
+    problems: list[ProblemInfo] = Field(
+        description="Inputs that gave no rank, ranks that are missing, and what the reports contradict."
+    )
     notes: list[str] = Field(description="What a reader of the numbers should know.")
     not_measured: dict[str, str] = Field(description="Metric to the reason it is null everywhere.")
     clock: ClockInfo

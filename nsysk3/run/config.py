@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import shlex
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -34,6 +34,16 @@ CONFIG_NAME = "nsysk3.toml"
 PREFIX = "NSYSK3_"
 # The one name that is older than this file: analyze and export know it too.
 _ALIASES = {"NSYSK3_NSYS": ("nsys", "path")}
+# Variables that are no settings: of nsysk3, its plugin and kernels, and its tests.
+_OTHERS = {
+    "NSYSK3_CACHE", "NSYSK3_CHROMIUM", "NSYSK3_CONFIG", "NSYSK3_DEBUG", "NSYSK3_DISPATCH", "NSYSK3_KEEPER",
+    "NSYSK3_MARKERS", "NSYSK3_OPS_CACHE", "NSYSK3_RUN", "NSYSK3_SGLANG_WHEELS", "NSYSK3_SP", "NSYSK3_UPDATE",
+    "NSYSK3_WORKLOAD_TOKEN",
+}  # fmt: skip
+# Options that are called otherwise than the settings they stand for.
+_OPTIONS = {"container.cli": "--container-cli", "model.path": "--model"}
+# Longest wait for a Dask worker while there is none, s.
+PATIENCE_S = 60.0
 # Files that come with nsysk3, found by their bare names.
 _EXAMPLES = Path(__file__).parent.parent / "launch" / "examples"
 
@@ -67,7 +77,7 @@ class Cluster(_Section):
     """The machines and how to reach them."""
 
     hosts: list[Name] = Field(
-        default=["localhost"], min_length=1, description="Machines in the order of their node ranks; the first serves."
+        default=["localhost"], description="Machines in the order of their node ranks; the first serves."
     )
     launcher: Literal["auto", "local", "ssh", "srun"] = Field(
         default="auto", description="How commands get there; auto: local when the only host is this machine, else ssh."
@@ -88,6 +98,16 @@ class Cluster(_Section):
     )
     python: Name = Field(default="python3", description="Python 3.8 or newer on each host that watches over the run.")
     ssh_options: list[Text] = Field(default=[], description="Options given to ssh before the host's name.")
+
+    @field_validator("hosts")
+    @classmethod
+    def _each_once(cls, hosts: list[str]) -> list[str]:
+        if not hosts:
+            raise PydanticCustomError("none", "names no host")
+        for host in hosts:
+            if hosts.count(host) > 1:
+                raise PydanticCustomError("twice", "{host} is there twice", {"host": host})
+        return hosts
 
 
 class Container(_Section):
@@ -186,7 +206,8 @@ class Analyze(_Section):
         default=None, description="Dask scheduler, tcp://host:port, whose workers read reports instead."
     )
     patience_s: Seconds = Field(
-        default=60, description="Longest wait for a Dask worker while there is none, seconds; then the run is given up."
+        default=PATIENCE_S,
+        description="Longest wait for a Dask worker while there is none, seconds; then the run is given up.",
     )
     cache: bool = Field(default=False, description="Keep what is read of reports for the next analysis of the same.")
 
@@ -239,7 +260,7 @@ def load_settings(
         if value is not None:
             section, _, name = dotted.partition(".")
             _put(document, section, name, value.value if isinstance(value, Enum) else value)
-            sources[dotted] = "command line"
+            sources[dotted] = _OPTIONS.get(dotted, f"--{name}".replace("_", "-"))
     try:
         return Settings.model_validate(document)
     except ValidationError as error:
@@ -276,10 +297,31 @@ def _variables() -> dict[str, tuple[str, str]]:
 def _refuse_unknown(environ: Mapping[str, str]) -> None:
     """A misspelt variable would be a setting that silently does nothing."""
     known = _variables()
-    sections = {f"{PREFIX}{section}_".upper() for section, _ in known.values()}
     for variable in sorted(environ):
-        if variable not in known and any(variable.startswith(section) for section in sections):
+        if variable not in known and variable.startswith(_sections()):
             raise InputError(f"{variable}: no such setting; {_meant(variable, known)}")
+
+
+def ignored_variables(environ: Mapping[str, str]) -> Iterator[str]:
+    """What to say of each variable that nothing reads, and that is like one that is read: ``NSYSK3_WORKERS``.
+
+    Those that begin with a section's name are refused by load_settings.
+    """
+    settings = _variables()
+    known = sorted(_OTHERS | settings.keys())
+    meant = {name.removeprefix(PREFIX): [name] for name in known}
+    for variable, (_, name) in settings.items():
+        meant.setdefault(name.upper(), []).append(variable)
+    for variable in sorted(environ):
+        refused = variable.startswith(_sections())
+        strange = variable.startswith(PREFIX) and variable not in known and not refused
+        if strange and (found := closest(variable.removeprefix(PREFIX), meant)):
+            yield f"{variable}: nothing reads it; did you mean {' or '.join(meant[found])}?"
+
+
+def _sections() -> tuple[str, ...]:
+    """What the variables of settings begin with."""
+    return tuple({f"{PREFIX}{section}_".upper() for section, _ in _variables().values()})
 
 
 def _split(section: str, name: str, text: str) -> object:
@@ -312,7 +354,8 @@ def _explain(error: ValidationError, sources: Mapping[str, str]) -> str:
         return f"{source}: {where}: no such setting; {_meant(where, known)}"
     hidden = isinstance(first["input"], dict | list) or first["loc"][0] == "env"  # the latter may be a secret
     given = "" if hidden or first["type"] == "switch" else f", not {first['input']!r}"
-    return f"{source}: {where}: {first['msg'][:1].lower()}{first['msg'][1:]}{given}"
+    named = f"{source} ({where})" if source.startswith("-") else f"{source}: {where}"
+    return f"{named}: {first['msg'][:1].lower()}{first['msg'][1:]}{given}"
 
 
 def _meant(word: str, names: Iterable[str]) -> str:

@@ -141,7 +141,8 @@ def read_manifest(run_dir: AnyPath) -> Manifest | None:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise InputError(f"{path}: {where}: {first['msg']}") from error
+        why = "must be a JSON object, {...}" if first["type"] in ("model_type", "dict_type") else first["msg"]
+        raise InputError(f"{path}: {where}: {why}" if where else f"{path}: {why}") from error
     return manifest.model_copy(update={"server_said": _said(run_dir) | manifest.server_said})
 
 

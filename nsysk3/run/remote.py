@@ -18,6 +18,8 @@ from nsysk3.run.redact import redact
 from nsysk3.run.scratch import Scratch, is_full, no_room
 
 T = TypeVar("T")
+# Modules that fsspec's drivers lack, where the package of that name is all it takes.
+_PACKAGES = {"s3fs", "gcsfs", "adlfs", "aiohttp", "paramiko", "requests", "webdav4", "huggingface_hub"}
 _SCHEME = r"[a-z][a-z0-9+.-]+"
 _URL = re.compile(rf"({_SCHEME})://", re.IGNORECASE)
 _SLASHLESS = re.compile(rf"((?:{_SCHEME}::)*{_SCHEME}):(?:/|$)", re.IGNORECASE)
@@ -121,10 +123,13 @@ class RemotePath(PurePosixPath):
                 error.strerror = _first_line(error)
             raise
         except ImportError as error:
-            raise MissingToolError(f"{self}: {_first_line(error)}; install it here and on every worker") from error
+            lacks, said = getattr(error.__cause__, "name", None), f"{_first_line(error)}; install it"
+            if lacks in _PACKAGES:
+                said = f"needs {lacks}: pip install {lacks}"
+            raise MissingToolError(f"{self}: {said}, here and on every worker") from error
         except ValueError as error:
             known = self.url.partition(":")[0] in fsspec.available_protocols()
-            hint = "" if known else "; there are s3, gs, ssh, http and others that fsspec has"
+            hint = "" if known else "; there are s3, gs, abfs, ssh, https and others that fsspec has"
             raise InputError(f"{self}: {_first_line(error)}{hint}") from error
         except Exception as error:  # botocore, paramiko, aiohttp: each has errors of its own
             raise OSError(5, f"{type(error).__name__}: {_first_line(error)}") from error

@@ -16,13 +16,18 @@ def first_of(names: Sequence[object], most: int) -> str:
     return ", ".join(map(str, names[:most])) + more
 
 
-def ranks_in_words(ranks: Iterable[int], noun: str = "rank") -> str:
-    """``rank 8``, ``ranks 8, 9``, ``ranks 0-7, 9``; other numbers with their ``noun``."""
+def ranks_in_words(ranks: Iterable[int], noun: str = "rank", most: int | None = None) -> str:
+    """``rank 8``, ``ranks 8, 9``, ``ranks 0-7, 9``; other numbers with their ``noun``.
+
+    Of more than ``most`` such stretches the rest is counted: ``ranks 0-7, 9 and 5 more``.
+    """
     runs: list[list[int]] = []
     for rank in sorted(ranks):
         if runs and rank == runs[-1][-1] + 1:
             runs[-1].append(rank)
         else:
             runs.append([rank])
-    shown = [f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs]
-    return f"{noun}{'s' if sum(map(len, runs)) > 1 else ''} {', '.join(shown)}"
+    shown = [f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs[:most]]
+    left = sum(map(len, runs[len(shown) :]))
+    more = f" and {left:,} more" if left else ""
+    return f"{noun}{'s' if sum(map(len, runs)) > 1 else ''} {', '.join(shown)}{more}"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from nsysk3.errors import InputError
-from nsysk3.scale.crew import PATIENCE_S, Alone, Crew
+from nsysk3.run.config import PATIENCE_S
+from nsysk3.scale.crew import Alone, Crew
 
 _MOST_WORKERS = 1024
 

@@ -7,7 +7,6 @@ import queue
 import re
 import shutil
 import socket
-import sys
 import threading
 import time
 import uuid
@@ -21,11 +20,13 @@ from typing import Any
 
 from nsysk3 import __version__
 from nsysk3.errors import InputError, MissingToolError, NsysK3Error
+from nsysk3.run.config import PATIENCE_S
 from nsysk3.run.inputs import TraceInput
 from nsysk3.run.scratch import PREFIX
-from nsysk3.scale.crew import PATIENCE_S, RETRIES, Team
+from nsysk3.scale.crew import RETRIES, Team
 from nsysk3.scale.shelf import Shelf
 from nsysk3.scale.work import Done, work
+from nsysk3.scale.work import tell as _tell
 
 _ADDRESS = re.compile(r"(?:(?:tcp|tls|wss?)://)?(?:[^\s/:@\[\]]+|\[[^\s/@\[\]]+\]):(\d{1,5})/?")
 _CONNECT_S = 10
@@ -33,6 +34,9 @@ _CONNECT_S = 10
 _ASK_S = 1
 # A worker that says nothing for so long is not counted on: hung, or its machine lost power.  They speak every second.
 _SILENT_S = 30
+# What it has in hand is given to another after so long: much longer than any library holds Python's lock.  Where it
+# was only slow, the work was done twice.
+_LOST_S = 120
 # It says in lines of its own what is said here in one.
 _CHATTY = logging.getLogger("distributed.client")
 _VERSION = "__import__('nsysk3').__version__"
@@ -44,7 +48,8 @@ class Cluster(Team):
     """Workers known to the scheduler at ``address`` (``tcp://host:port``).
 
     Each keeps what it made in its own local directory; a report goes back to the worker that has it.  Dask itself
-    restarts what a dead worker did; where none is left for ``patience_s`` seconds, the run is given up.
+    restarts what a dead worker did; what a hung one has is given to another; where none is left for ``patience_s``
+    seconds, the run is given up.
     """
 
     retries = 0  # the scheduler has retried already: distributed.scheduler.allowed-failures
@@ -62,7 +67,10 @@ class Cluster(Team):
         self._asked = -float(_ASK_S)
         self._deserted: float | None = None
         self._keepers: dict[str, Any] = {}
-        self._given: dict[str, tuple[str, Any]] = {}
+        self._given: dict[str, tuple[str, int, Any]] = {}
+        self._silent: dict[str, float] = {}
+        self._doubted: set[str] = set()
+        self._again: set[int] = set()
         self._stranded: Counter[int] = Counter()
         try:
             with self._asking():
@@ -81,8 +89,10 @@ class Cluster(Team):
         self._run += 1
         self._given.clear()
         self._stranded.clear()
+        self._doubted.clear()
+        self._again.clear()
         with self._asking():
-            self._everywhere(forget, self._token, self._run, on_error="ignore")
+            self._forget(self._run, self._speaking(time.monotonic()))
 
     def members(self) -> Sequence[str]:
         """See Team."""
@@ -94,9 +104,11 @@ class Cluster(Team):
             self._keep()
             if self._found and set(before).isdisjoint(self._found):
                 # All are new.  Dask hands a dead worker's tasks to those that are there, not to those that come later.
-                for member, future in list(self._given.values()):
+                for member, _, future in list(self._given.values()):
                     if member not in self._found:
                         future.cancel()
+            elif self._found:
+                self._doubt()
         self._asked = now
         if self._found:
             self._deserted = None
@@ -115,7 +127,21 @@ class Cluster(Team):
         for name, facts in known.items():
             if self._heard.get(name, (None,))[0] != facts["last_seen"]:
                 self._heard[name] = facts["last_seen"], now
-        return [name for name in known if now - self._heard[name][1] < _SILENT_S]
+        since = {name: now - self._heard[name][1] for name in known}
+        self._silent = {name: seconds for name, seconds in since.items() if seconds >= _SILENT_S}
+        return [name for name in known if name not in self._silent]
+
+    def _doubt(self) -> None:
+        """Say what a silent worker holds up, and take it away in the end: each report once, lest all be only slow."""
+        for key, (member, report, future) in list(self._given.items()):
+            seconds = self._silent.get(member, 0.0)
+            if seconds and key not in self._doubted:
+                self._doubted.add(key)
+                then = "Ctrl-C ends" if report in self._again else f"after {_LOST_S} s another does that"
+                _tell(f"{member}: this worker has been silent for {seconds:.0f} s while {self._titles[report]}; {then}")
+            if seconds >= _LOST_S and report not in self._again:
+                self._again.add(report)
+                future.cancel()
 
     def give(self, member: str, report: int, number: int, calls: Sequence[bytes]) -> None:
         """See Team."""
@@ -132,7 +158,7 @@ class Cluster(Team):
                 allow_other_workers=True,
                 pure=False,
             )
-        self._given[future.key] = member, future
+        self._given[future.key] = member, report, future
         future.add_done_callback(lambda done: self._answers.put((member, report, done)))
 
     def answered(self) -> Iterator[tuple[str, int, Done | None]]:
@@ -164,18 +190,22 @@ class Cluster(Team):
     def _close(self) -> None:
         with suppress(Exception):
             if self._client.status == "running":
-                self._everywhere(forget, self._token, self._run + 1, on_error="ignore")
+                self._forget(self._run + 1, self._found if self._heard else None)
         with suppress(Exception):
             self._client.close()
         _CHATTY.setLevel(self._level)
 
-    def _everywhere(self, what: Callable[..., Any], *given: Any, on_error: str) -> dict[str, Any]:
+    def _forget(self, run: int, workers: list[str] | None) -> None:
+        """Let workers (None: all) remove what they keep of runs before; the silent do so when this client is gone."""
+        self._everywhere(forget, self._token, run, on_error="ignore", workers=workers)
+
+    def _everywhere(self, what: Callable[..., Any], *given: Any, **options: Any) -> dict[str, Any]:
         """What each worker answers.  Raises MissingToolError where they take too long: a hung one never does."""
         found: queue.SimpleQueue[dict[str, Any] | BaseException] = queue.SimpleQueue()
 
         def ask() -> None:
             try:
-                found.put(self._client.run(what, *given, on_error=on_error))
+                found.put(self._client.run(what, *given, **options))
             except BaseException as error:
                 found.put(error)
 
@@ -318,7 +348,3 @@ def _reason(address: str, error: Exception) -> str:
     except OSError as refused:
         return refused.strerror or str(refused)
     return str(error).splitlines()[0] if str(error) else type(error).__name__
-
-
-def _tell(text: str) -> None:
-    print(f"nsysk3: {text}", file=sys.stderr, flush=True)

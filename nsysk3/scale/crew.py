@@ -20,8 +20,6 @@ from nsysk3.scale.work import Done, Say, Step, peak
 
 # A report whose worker died is given to another so often.
 RETRIES = 2
-# Longest wait for a worker while a cluster has none, s.
-PATIENCE_S = 60.0
 # Of the machine's memory, what states may take before they are written to scratch files.
 _HELD_SHARE = 0.25
 
@@ -144,6 +142,7 @@ class Team(Crew):
     def __init__(self) -> None:
         super().__init__()
         self._reports: int | None = None  # of the step under way
+        self._titles: Mapping[int, str] = {}
         self._calls: dict[int, list[bytes]] = defaultdict(list)
         self._holder: dict[int, str] = {}
 
@@ -176,7 +175,7 @@ class Team(Crew):
     def run(self, step: Step, told: Mapping[int, Any], titles: Mapping[int, str], say: Say) -> Answers:
         """See Crew."""
         answers = Answers({}, {})
-        self._reports = len(told)
+        self._reports, self._titles = len(told), titles
         for report, each in told.items():
             self._calls[report].append(wire.dumps((step, each)))
         waiting = list(told)

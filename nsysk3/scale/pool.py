@@ -23,10 +23,12 @@ from nsysk3.errors import MissingToolError
 from nsysk3.run.scratch import Scratch, to_its_end
 from nsysk3.scale.crew import Team
 from nsysk3.scale.shelf import Shelf
-from nsysk3.scale.work import Done, work
+from nsysk3.scale.work import Done, tell, work
 
 _THREADS = "POLARS_MAX_THREADS"
 _READY = "ready"
+# A worker that somebody has stopped (kill -STOP) is ended after so long, s.
+_STOPPED_S = 30
 
 
 @dataclass
@@ -35,6 +37,7 @@ class _Member:
     line: Connection
     report: int | None = None
     ready: bool = False
+    stopped_s: int = 0
 
 
 class Pool(Team):
@@ -74,7 +77,10 @@ class Pool(Team):
     def answered(self) -> Iterator[tuple[str, int, Done | None]]:
         """See Team."""
         lines = {each.line: name for name, each in self._members.items()}
-        for line in wait(list(lines), timeout=1):
+        answering = wait(list(lines), timeout=1)
+        if not answering:
+            self._end_stopped()
+        for line in answering:
             name = lines[line]  # type: ignore[index]
             each = self._members[name]
             done: Done | str | None = None
@@ -96,6 +102,19 @@ class Pool(Team):
                     )
             if report is not None:
                 yield name, report, done if isinstance(done, Done) else None
+
+    def _end_stopped(self) -> None:
+        """Called after each second without an answer.  Counts those: while we were stopped ourselves time went on."""
+        for each in self._members.values():
+            if each.report is None:
+                continue
+            each.stopped_s = each.stopped_s + 1 if _is_stopped(each.process.pid) else 0
+            if each.stopped_s == _STOPPED_S:
+                tell(
+                    f"worker process {each.process.pid} has been stopped for {_STOPPED_S} s while "
+                    f"{self._titles[each.report]}; it is ended, another does that"
+                )
+                each.process.kill()
 
     def _close(self) -> None:
         if self._scratch is not None:
@@ -120,6 +139,13 @@ class Pool(Team):
                 os.environ.pop(_THREADS, None)
         theirs.close()
         self._members[name] = _Member(process, ours)
+
+
+def _is_stopped(pid: int | None) -> bool:
+    """Whether a process is stopped; only Linux tells."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text("utf-8").rpartition(")")[2].split()[0] == "T"
+    return False
 
 
 def _ended(members: dict[str, _Member], scratch: Scratch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import socket
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -79,6 +80,11 @@ def name() -> str:
 def peak() -> int:
     """Most memory that this process ever had, bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def tell(text: str) -> None:
+    """Say on stderr what holds the run up."""
+    print(f"nsysk3: {text}", file=sys.stderr, flush=True)
 
 
 def _silent(_: str) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from nsysk3.errors import InputError
+from nsysk3.run.closest import closest
 
 MIB = 2**20
 MAX_GPUS = 4096
@@ -166,6 +168,14 @@ class Config:
     def hosts(self) -> list[str]:
         """Names of the nodes."""
         return [f"node{601 + index}" for index in range(self.nodes)]
+
+
+def no_such(option: str, name: str, names: Collection[str]) -> InputError:
+    """The error for a name that is none of ``names``."""
+    meant = closest(name, names)
+    return InputError(
+        f"{option} {name!r}: {f'did you mean {meant}? There are' if meant else 'there are'} {', '.join(names)}"
+    )
 
 
 def layer_split(layers: int, stages: int) -> list[range]:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nsysk3.errors import InputError
-from nsysk3.simulate.config import Config, Fault
+from nsysk3.simulate.config import Config, Fault, no_such
 from nsysk3.simulate.node import Faulty
 
 _Number = TypeVar("_Number", int, float)
@@ -32,7 +32,7 @@ def parse_fault(text: str) -> Fault:
     """``NAME`` or ``NAME=ARG``.  Raises InputError for a name that is not known."""
     name, _, argument = text.partition("=")
     if name not in FAULTS:
-        raise InputError(f"--fault {name!r}: choose from {', '.join(FAULTS)}")
+        raise no_such("--fault", name, FAULTS)
     return Fault(name, argument or None)
 
 

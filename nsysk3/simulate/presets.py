@@ -11,8 +11,7 @@ middle stages wait three to four stage times for their first micro-batch.
 
 from __future__ import annotations
 
-from nsysk3.errors import InputError
-from nsysk3.simulate.config import Config, Machine
+from nsysk3.simulate.config import Config, Machine, no_such
 
 CALIBRATED = "simulated, calibrated on published figures"
 
@@ -38,7 +37,7 @@ PRESETS = tuple(f"kimi-k3-6000d-pp{depth}" for depth in _SERVED)
 def preset(name: str) -> Config:
     """The configuration of a preset.  Raises InputError for a name that is not known."""
     if name not in PRESETS:
-        raise InputError(f"--preset {name!r}: choose from {', '.join(PRESETS)}")
+        raise no_such("--preset", name, PRESETS)
     depth = int(name.rsplit("pp", 1)[1])
     tp = 32 // depth
     compute, compute_spread, allreduce_spread = _FITTED[depth]

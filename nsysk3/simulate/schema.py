@@ -6,7 +6,7 @@ import json
 from functools import cache
 from importlib.resources import files
 
-from nsysk3.errors import InputError
+from nsysk3.simulate.config import no_such
 
 # What is asked for on the command line, and the version whose tables are written.
 VERSIONS = {"2022.4": "2022.4", "2023.4": "2023.4", "2024.2": "2024.2", "2025.3": "2025.3", "2026.x": "2026.2"}
@@ -25,7 +25,7 @@ def version_of(asked: str) -> str:
     if asked in PRODUCTS:
         return asked
     if asked not in VERSIONS:
-        raise InputError(f"--schema {asked!r}: choose from {', '.join(VERSIONS)}")
+        raise no_such("--schema", asked, VERSIONS)
     return VERSIONS[asked]
 
 

@@ -13,7 +13,7 @@ from nsysk3.trace.report import Report, pid_of
 RANK_MARKER = r"^nsysk3\.rank "
 _TITLE = re.compile(r"sglang::scheduler(?:_\w+?\d+)*")
 
-# What a source knows of a rank: some of world, pp, tp, ep.
+# What a source knows of a rank: some of world, pp, tp, ep, and of their sizes (world_size, ...).
 Known = dict[str, int]
 
 
@@ -23,7 +23,7 @@ class ReportFacts:
 
     ``path``: as given.  ``to_utc_ns``, ``time_shift_ns``, ``end_ns``: see Report.  ``diagnostics``: those that matter.
     By process: ``marks`` (nsysk3's own markers), ``mpi`` (world rank), ``titles`` (of SGLang's schedulers);
-    ``environment``: rank variables of the launched process.
+    ``environment``: rank variables of the launched process.  ``simulated``: see Report.
     """
 
     name: str
@@ -41,6 +41,7 @@ class ReportFacts:
     mpi: Mapping[int, int]
     titles: Mapping[int, Known]
     environment: Mapping[str, str]
+    simulated: bool | None
 
 
 def facts_of(report: Report, path: str | None = None) -> ReportFacts:
@@ -61,11 +62,12 @@ def facts_of(report: Report, path: str | None = None) -> ReportFacts:
         mpi=_mpi(report),
         titles=_titles(report),
         environment=dict(report.rank_environment),
+        simulated=report.simulated,
     )
 
 
 def _marks(report: Report) -> dict[int, Known]:
-    """``nsysk3.rank world=3 pp=1 tp=1 ep=1``, a mark or range that nsysk3's plugin and workload put in the trace."""
+    """``nsysk3.rank world=3/8 pp=1/2 tp=1/4 ep=1/1``, a mark or range of nsysk3's plugin or workload."""
     ids = report.strings_like(RANK_MARKER)
     rows = report.source.read("NVTX_EVENTS", ("globalTid", "textId"), only={"textId": ids}) if ids else None
     texts = dict(report.strings.filter(pl.col("id").is_in(ids)).iter_rows())
@@ -85,7 +87,9 @@ def _plain_marks(report: Report) -> pl.DataFrame:
 
 
 def _pairs(text: str) -> Known:
-    return {key: int(value) for key, value in re.findall(r"\b(world|pp|tp|ep)=(\d+)", text)}
+    found = re.findall(r"\b(world|pp|tp|ep)=(\d+)(?:/(\d+))?", text)
+    sizes = {f"{key}_size": int(size) for key, _, size in found if size}
+    return {key: int(value) for key, value, _ in found} | sizes
 
 
 def _mpi(report: Report) -> dict[int, int]:

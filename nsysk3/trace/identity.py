@@ -20,8 +20,11 @@ import polars as pl
 from nsysk3.errors import InputError
 from nsysk3.run.inputs import natural
 from nsysk3.run.manifest import Manifest
+from nsysk3.run.words import first_of
 from nsysk3.trace.facts import Known, ReportFacts
 
+# Tables and GPUs named in a sentence.
+_SHOWN = 4
 _FILE_RANK = re.compile(r"rank[_-]?(\d+)", re.IGNORECASE)
 _MAP_KEYS = ("report", "host", "pid", "device", "world_rank", "pp", "tp", "ep")
 _GLOBAL_RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "PALS_RANKID", "SLURM_PROCID")
@@ -63,7 +66,10 @@ class UserMap:
         """Raises InputError when it is unusable."""
         try:
             entries = tomllib.loads(path.read_text("utf-8")).get("rank", [])
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        except OSError as error:
+            why = "no such file" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
+            raise InputError(f"{path}: {why}; --ranks takes a TOML rank map") from error
+        except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             raise InputError(f"{path}: not a readable TOML rank map ({error})") from error
         if not isinstance(entries, list) or not entries:
             raise InputError(f"{path}: no [[rank]] tables; each needs world_rank and some of report, host, pid, device")
@@ -77,6 +83,33 @@ class UserMap:
                     f"{path}: [[rank]] number {number}: unknown key {unknown[0]!r}; one of {', '.join(_MAP_KEYS)}"
                 )
         return cls(path, entries)
+
+    def useless(self, places: Sequence[Rank]) -> str | None:
+        """What to say where none of the tables matches any of ``places``."""
+        numbers = self._idle(places)
+        if len(numbers) < len(self.entries):
+            return None
+        there = list(dict.fromkeys(f"device {place.device_id} of {place.host}" for place in places))
+        return f"{self.path}: {self._which(numbers)}, so nothing of it was used; there is {first_of(there, _SHOWN)}"
+
+    def idle(self, places: Sequence[Rank]) -> list[str]:
+        """A note where some tables match none of ``places``."""
+        numbers = self._idle(places)
+        return [f"{self.path}: {self._which(numbers)}"] if numbers else []
+
+    def _idle(self, places: Sequence[Rank]) -> list[int]:
+        return [
+            number for number, entry in enumerate(self.entries) if not any(_matches(entry, place) for place in places)
+        ]
+
+    def _which(self, numbers: Sequence[int]) -> str:
+        each = []
+        for number in numbers[:_SHOWN]:
+            keys = [key for key in ("report", "host", "pid", "device") if key in self.entries[number]]
+            asked = ", ".join(f"{key} {self.entries[number][key]}" for key in keys)
+            each.append(f"number {number + 1} matches no GPU ({asked})")
+        more = f"; nor do {len(numbers) - _SHOWN} more" if len(numbers) > _SHOWN else ""
+        return f"[[rank]] {'; '.join(each)}{more}"
 
 
 def identify(
@@ -157,16 +190,20 @@ def _inferred(ranks: list[Rank]) -> list[Rank]:
 def _from_user_map(entries: Sequence[Mapping[str, Any]]) -> Source:
     def look(place: Rank) -> Known | None:
         for entry in entries:
-            if (
-                fnmatch.fnmatch(place.report_name, str(entry.get("report", "*")))
-                and fnmatch.fnmatch(place.host, str(entry.get("host", "*")))
-                and entry.get("pid", place.pid) == place.pid
-                and entry.get("device", place.device_id) == place.device_id
-            ):
+            if _matches(entry, place):
                 return {"world": entry["world_rank"]} | {k: entry[k] for k in ("pp", "tp", "ep") if k in entry}
         return None
 
     return look
+
+
+def _matches(entry: Mapping[str, Any], place: Rank) -> bool:
+    return (
+        fnmatch.fnmatch(place.report_name, str(entry.get("report", "*")))
+        and fnmatch.fnmatch(place.host, str(entry.get("host", "*")))
+        and entry.get("pid", place.pid) == place.pid
+        and entry.get("device", place.device_id) == place.device_id
+    )
 
 
 def _is_rank(value: object) -> bool:

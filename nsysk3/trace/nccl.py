@@ -6,7 +6,7 @@ import numpy as np
 import polars as pl
 
 from nsysk3.trace.nvtx import PUSH_POP
-from nsysk3.trace.report import Report
+from nsysk3.trace.report import Report, pid_of
 
 # Nsight puts this before the payload: domain u32, -, schema u32, -, payload size u64, total u64 (little endian).
 _HEADER = 32
@@ -55,6 +55,26 @@ def read_nccl_calls(report: Report) -> pl.DataFrame:
         "op",
         *PAYLOAD_COLUMNS,
     ).sort("tid", "start", pl.col("end"), descending=[False, False, True])
+
+
+def shared_work(calls: pl.DataFrame) -> pl.DataFrame:
+    """What each process did on each communicator: ``pid``, ``comm``, and how many calls.
+
+    ``collectives`` (AllReduce, ReduceScatter, AllGather), ``messages`` (Send and Recv), and of these ``sends`` and
+    ``receives`` that go alone, as at the boundary of a pipeline: an all-to-all or a ring has both in one group.
+    """
+    message = pl.col("op").is_in(["ncclSend", "ncclRecv"])
+    beside = [message.shift(step, fill_value=False).over("tid") for step in (1, -1)]
+    alone = message & ~beside[0] & ~beside[1]
+    together = pl.col("op").is_in(["ncclAllReduce", "ncclReduceScatter", "ncclAllGather"])
+    counts = {
+        "collectives": together,
+        "messages": message,
+        "sends": alone & (pl.col("op") == "ncclSend"),
+        "receives": alone & (pl.col("op") == "ncclRecv"),
+    }
+    told = calls.select(pid_of(pl.col("tid")).alias("pid"), "comm", **counts).filter(pl.col("comm") != 0)
+    return told.group_by("pid", "comm", maintain_order=True).agg(pl.col(*counts).sum().cast(pl.Int64))
 
 
 def payloads_exported(report: Report) -> bool:

@@ -17,7 +17,7 @@ from nsysk3.trace.events import GpuEvents, read_gpu_events
 from nsysk3.trace.facts import ReportFacts, facts_of
 from nsysk3.trace.identity import Rank
 from nsysk3.trace.launches import read_launches, with_launches
-from nsysk3.trace.nccl import payloads_exported, read_nccl_calls
+from nsysk3.trace.nccl import payloads_exported, read_nccl_calls, shared_work
 from nsysk3.trace.nsys import Nsys, cached_export, export_report, find_nsys
 from nsysk3.trace.report import Report, open_report, pid_of
 
@@ -33,7 +33,7 @@ class Seen:
 
     ``places``: the (process, GPU) pairs that worked, in order; ``names``: ``name_id``, ``short_name``, ``name`` of its
     kernels; ``inits``: ``pid``, ``rank``, ``nranks`` of its ncclCommInitRank calls; ``sizes``: ``comm``, ``nranks`` of
-    the communicators that its payloads tell the size of; ``dropped``: GPU rows left out.
+    the communicators that its payloads tell the size of; ``shared``: see shared_work; ``dropped``: GPU rows left out.
     """
 
     facts: ReportFacts
@@ -41,6 +41,7 @@ class Seen:
     names: pl.DataFrame
     inits: pl.DataFrame
     sizes: pl.DataFrame
+    shared: pl.DataFrame
     dropped: int
     notes: tuple[str, ...]
 
@@ -123,7 +124,8 @@ def read_part(report: Report, shown_as: str | None = None) -> Part:
     inits = calls.filter(pl.col("op").str.starts_with("ncclCommInitRank"))
     inits = inits.select(pid_of(pl.col("tid")).alias("pid"), "rank", "nranks")
     sizes = calls.select("comm", "nranks").drop_nulls().unique()
-    seen = Seen(facts_of(report, shown_as), tuple(places), gpu.names, inits, sizes, gpu.dropped, tuple(notes))
+    facts, shared = facts_of(report, shown_as), shared_work(calls)
+    seen = Seen(facts, tuple(places), gpu.names, inits, sizes, shared, gpu.dropped, tuple(notes))
     return Part(seen, events, calls)
 
 

@@ -163,6 +163,12 @@ class Report:
         return pl.concat([mapped, whole]).unique(("pid", "device_id"), keep="first", maintain_order=True)
 
     @cached_property
+    def simulated(self) -> bool | None:
+        """Written by ``nsysk3 simulate``, which calls the chip of its GPUs so; null where no chip is named."""
+        chips = self.source.read("TARGET_INFO_GPU", texts=("chipName",))["chipName"].drop_nulls()
+        return "simulated" in chips if chips.len() else None
+
+    @cached_property
     def processes(self) -> pl.DataFrame:
         """Every title a process or one of its threads carried: ``pid``, ``title``."""
         names = self.source.read("PROCESSES", ("pid",), texts=("name",)).rename({"name": "title"})

@@ -12,7 +12,7 @@ from nsysk3.report.catalogue import Catalogue
 from nsysk3.report.compare_terminal import caption, change, grouped, samples, span, why_apart
 from nsysk3.report.draw.bars import NARROW, WIDE
 from nsysk3.report.draw.forest import Change, forest
-from nsysk3.report.text import clean, duration, shown
+from nsysk3.report.text import clean, duration, origin, shown
 
 _FIRST = ("headline", "forward", "comm")
 _KINDS = {"ns": "ms3", "share": "share", "count": "number"}
@@ -225,7 +225,8 @@ def sides(comparison: Comparison, texts: Catalogue) -> Table:
     rows = [
         {
             **side.model_dump(exclude={"layout", "left_out"}), "layout": side.layout.text,
-            "left_out": "; ".join(side.left_out) or texts("ev.none"), "ranks": side.layout.ranks,
+            "left_out": texts.said("; ".join(side.left_out))[0] or texts("ev.none"), "ranks": side.layout.ranks,
+            "simulated": side.simulated and (texts.said(origin(side.simulated))[0] or texts("ui.yes")),
         }
         for side in (comparison.base, *comparison.others)
     ]  # fmt: skip

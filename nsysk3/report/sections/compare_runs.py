@@ -17,8 +17,8 @@ from nsysk3.report.draw.lines import Curve, ecdf, thin
 from nsysk3.report.sections.budget import group_parts
 from nsysk3.report.sections.compare import make_section, sides
 from nsysk3.report.sections.layers import heat_figure
+from nsysk3.report.sections.limits import limits
 from nsysk3.report.sections.pipeline import bubble_figure, gantt_figure, p2p_table
-from nsysk3.report.sections.verdict import limits
 from nsysk3.report.text import clean
 from nsysk3.report.units import count
 from nsysk3.report.view import View
@@ -56,7 +56,7 @@ def budgets(runs: Runs, texts: Catalogue) -> Section:
 
 def collectives(runs: Runs, texts: Catalogue) -> Section:
     """The AllReduce durations of every run on one axis, and in the table all collectives."""
-    curves, legend, listed = [], [], []
+    curves, legend, listed, notes = [], [], [], [texts("fig.ecdf.note")]
     for number, (label, view) in enumerate(runs[:_CURVES]):
         every = view.table("collectives")
         mine = every.filter(pl.col("op") == "allreduce") if every.height else every
@@ -65,7 +65,7 @@ def collectives(runs: Runs, texts: Catalogue) -> Section:
             for row in view.rows("collective_summary")
         ]
         if mine.is_empty():
-            legend.append(Legend(f"c{number}", f"{label}: {texts('section.collectives.absent')}"))
+            notes.append(f"{label}: {texts.said('no AllReduce in the window')[0]}")
             continue
         for column, dash in (("duration_ns", False), ("transfer_ns", True)):
             values = thin(mine[column].drop_nulls().sort().to_list())
@@ -89,7 +89,7 @@ def collectives(runs: Runs, texts: Catalogue) -> Section:
     )  # fmt: skip
     table = make_table(texts, "collectives", listed, columns)
     title = texts("fig.ecdf.title", op=texts("role.allreduce"))
-    figure = Figure("ecdf", title, alt, wide, narrow, table, tuple(legend), (texts("fig.ecdf.note"),))
+    figure = Figure("ecdf", title, alt, wide, narrow, table, tuple(legend), tuple(notes))
     return make_section(texts, "collectives", figure)
 
 
@@ -133,9 +133,6 @@ def evidence(comparison: Comparison, runs: Runs, texts: Catalogue) -> Section:
     """The runs side by side, what limits each, and what a reader of any row should know."""
     notes = tuple(texts.said(clean(note, 1000)) for note in comparison.notes)
     blocks: list[Block | None] = [sides(comparison, texts)]
-    blocks += [
-        Prose(tuple((text, texts.lang) for text in limits(view)), f"{label}: {texts('verdict.limits')}")
-        for label, view in runs
-    ]
+    blocks += [limits(view, f"{label}: {texts('verdict.limits')}") for label, view in runs]
     blocks.append(Prose(notes or ((texts("ev.no_notes"), texts.lang),), texts("ev.notes")))
     return make_section(texts, "evidence", *blocks)

@@ -40,7 +40,7 @@ def evidence(view: View) -> Section:
 
 
 _UNMATCHED = (
-    Column("world_rank", "count", "identity"), Column("send", "flag"), Column("reason", "said", "matched"),
+    Column("world_rank", "count", "identity"), Column("send", "text"), Column("reason", "said", "matched"),
     Column("count", "count"), Column("total_ns", "ms"),
 )  # fmt: skip
 _UNCLASSIFIED = (
@@ -50,7 +50,11 @@ _UNCLASSIFIED = (
 
 
 def _table(view: View, name: str, columns: tuple[Column, ...]) -> Table | None:
-    rows = [{**row, "world_rank": view.world.get(row.get("rank", -1))} for row in view.rows(name)]
+    halves: dict[Any, str] = {True: view.texts("ui.send"), False: view.texts("ui.receive")}
+    rows = [
+        {**row, "world_rank": view.world.get(row.get("rank", -1)), "send": halves.get(row.get("send"))}
+        for row in view.rows(name)
+    ]
     return make_table(view.texts, name, rows, columns) if rows else None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from nsysk3.report.blocks import Prose, Raw, Section
+from nsysk3.report.sections.limits import limits
 from nsysk3.report.text import clean, duration, shown
 from nsysk3.report.view import View
 
@@ -15,7 +16,7 @@ def verdict(view: View) -> Section:
     return view.section(
         "verdict",
         Raw("verdict", {"sentences": verdict_sentences(view), "long": False}),
-        Raw("limits", {"items": limits(view)}),
+        limits(view, view.texts("verdict.limits")),
         Prose(tuple(said), view.texts("ev.sentences")) if said else None,
     )
 
@@ -70,30 +71,6 @@ def _second(view: View) -> list[str]:
             )
         ]  # fmt: skip
     return []
-
-
-def limits(view: View) -> list[str]:
-    """What makes the numbers less than certain; one line saying so where nothing does."""
-    texts, document = view.texts, view.document
-    ranks = document.ranks
-    unmatched = sum(entry.unmatched for entry in document.matched)
-    kernels = sum(entry.matched + entry.unmatched for entry in document.matched)
-    inferred = sum(rank.rank_source == "inferred" for rank in ranks)
-    alone = sum(clock.reason is not None for clock in document.clock.reports)
-    doubt = max((clock.uncertainty_ns or 0 for clock in document.clock.reports), default=0)
-    unclassified = max((rank.unclassified_share or 0 for rank in ranks), default=0)
-    unstable = len(ranks) - len(view.stable)
-    found = [
-        (document.simulated, texts("verdict.limit_simulated")),
-        (unstable, texts("verdict.limit_unstable", n=unstable, all=len(ranks))),
-        (inferred, texts("verdict.limit_inferred", n=inferred, all=len(ranks))),
-        (unmatched, texts("verdict.limit_unmatched", n=f"{unmatched:,}", all=f"{kernels:,}")),
-        (doubt, texts("verdict.limit_clock", doubt=duration(doubt))),
-        (alone, texts("verdict.limit_clock_none", n=alone)),
-        (unclassified > 0.01, texts("verdict.limit_unclassified", share=_percent(unclassified))),
-        (document.problems, texts("verdict.limit_problems", n=len(document.problems))),
-    ]
-    return [text for holds, text in found if holds] or [texts("verdict.limit_none")]
 
 
 def _percent(share: float) -> str:
