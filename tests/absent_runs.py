@@ -12,7 +12,7 @@ from nsysk3.analysis.cross import cross_rank
 from nsysk3.analysis.members import Membership
 from nsysk3.analysis.roles import assign_roles
 from nsysk3.classify import RuleSet
-from nsysk3.trace.load import load
+from nsysk3.trace.load import Run
 
 RATE = 1e-4
 
@@ -27,9 +27,8 @@ def without(made: Simulated, node: str, folder: Path) -> Path:
     return folder
 
 
-def waits(made: Simulated, path: Path, ranks: Path | None = None) -> pl.DataFrame:
+def waits(made: Simulated, loaded: Run) -> pl.DataFrame:
     """Communication kernels with what is said of their wait, and ``true``; found by host and process, not by number."""
-    loaded = load(path, ranks=ranks)
     named = assign_roles(loaded.events, loaded.names, loaded.nccl_calls, RuleSet.load(None))
     found = cross_rank(named, loaded.ranks, len(loaded.reports), Membership.of(loaded))
     event = pl.col("event").cast(pl.Int64)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import pytest
+import typer.main
 from hypothesis import HealthCheck, settings
 
 import nsysk3
@@ -32,6 +35,13 @@ settings.register_profile(
     "nsysk3", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
 )
 settings.load_profile("nsysk3")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_parser() -> Iterator[None]:
+    """The command line's parser, made once in a process: it never changes, and is a tenth of a small analysis."""
+    with patch.object(typer.main, "get_command", cache(typer.main.get_command)):
+        yield
 
 
 @pytest.fixture

@@ -51,7 +51,7 @@ def rank_map(path: Path, ranks: Ranks, number: Callable[[int], int] = int) -> Pa
 
 def test_a_stage_is_not_paired_with_the_one_after_the_next(tmp_path: Path) -> None:
     made = make(tmp_path, **{**BASE, "layers": 9}, pp=3, nodes=6, payloads=False, seed=7)
-    found = waits(made, without(made, "node604", tmp_path / "lost"))
+    found = waits(made, load(without(made, "node604", tmp_path / "lost")))
     assert wrong(found).is_empty()
     assert found["wait_ns"].count() > found.height / 2
 
@@ -88,10 +88,11 @@ UNTOLD = {
 def test_the_count_tells_what_the_names_do_not(whole: Simulated, tmp_path: Path, case: str) -> None:
     change, words = UNTOLD[case]
     path = edited(without(whole, "node603", tmp_path / "lost"), change)
-    (problem,) = load(path).problems
+    loaded = load(path)
+    (problem,) = loaded.problems
     assert words in problem.message
-    assert wrong(waits(whole, path)).is_empty()
-    result = analyze(path)
+    assert wrong(waits(whole, loaded)).is_empty()
+    result = analyze(loaded)
     assert result.collectives.filter((pl.col("ranks") < 4) & pl.col("wait_ns").is_not_null()).is_empty()
     assert any("ranks are missing and may be members of " in note for note in result.document.notes)
     assert "wait_collective_ns" in result.document.not_measured
@@ -114,10 +115,11 @@ def test_a_map_lists_ranks_as_a_manifest_does(whole: Simulated, tmp_path: Path) 
     assert ["the rank map gives other numbers" in problem.message for problem in said[short]] == [True]
     assert ["ranks 4, 5 of node603" in problem.message for problem in said[plain]] == [True]
     (path / "run.json").unlink()
-    (problem,) = load(path, ranks=plain).problems
+    bare = load(path, ranks=plain)
+    (problem,) = bare.problems
     assert problem.message.startswith(f"{plain}: 2 of the 8 ranks that it lists are in no report: ranks 4, 5")
-    for ranks in (turned, plain):
-        found = waits(whole, path, ranks)
+    for loaded in (load(path, ranks=turned), bare):
+        found = waits(whole, loaded)
         assert wrong(found).is_empty()
         assert found["wait_ns"].count() > 0
     assert run("analyze", path, "--ranks", plain, "--out", tmp_path / "out", "--quiet").code == 2

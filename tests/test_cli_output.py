@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from functools import cache
 from pathlib import Path
 
 import pytest
-from command import COMMAND, process
+from command import COMMAND, Ran, process
 from command import run as command
 from conftest import FIXTURES, GRAPH, TP2
 from exports import ALLREDUCE, GEMM, Export, two_ranks
@@ -28,6 +29,12 @@ def test_version_and_help() -> None:
         assert command(*name.split(), "--help").code == 0
 
 
+@cache
+def summary(trace: str) -> Ran:
+    """What is printed of a real trace."""
+    return command("analyze", FIXTURES / f"{trace}.sqlite")
+
+
 def cells(text: str, first: str) -> list[str]:
     """The words of the table row that begins with the given ones."""
     rows = [line.split() for line in text.splitlines() if line.split()[: len(first.split())] == first.split()]
@@ -36,18 +43,18 @@ def cells(text: str, first: str) -> list[str]:
 
 
 def test_the_summary_fits_100_columns_and_says_the_numbers() -> None:
-    ran = process("analyze", TP2)
-    assert (ran.returncode, ran.stderr) == (0, "")
-    lines = ran.stdout.splitlines()
+    ran = command("analyze", TP2)
+    assert (ran.code, ran.err) == (0, "")
+    lines = ran.out.splitlines()
     assert max(map(len, lines)) <= 100
-    assert "\x1b" not in ran.stdout
-    assert "…:" not in ran.stdout
+    assert "\x1b" not in ran.out
+    assert "…:" not in ran.out
     assert lines[0].startswith("2 ranks, 2 stable · window: capture")
-    row = cells(ran.stdout, "0 0/0 vm:0")
+    row = cells(ran.out, "0 0/0 vm:0")
     # window ms, compute %, overlap %
     assert row[3:6] == ["298.0", "79.4", "0.0"]
     assert row[-5:] == ["256", "57.4", "0.22", "0", "0.0"]
-    budget = cells(ran.stdout, "compute alone")
+    budget = cells(ran.out, "compute alone")
     assert budget[2:4] == ["232.7", "78.1"]
     (reduce,) = [line.split() for line in lines if "ncclDevKernel_AllReduce_Sum_bf16_RING_LL" in line]
     assert reduce[:3] == ["61.4", "20.9", "256"]
@@ -57,7 +64,7 @@ def test_the_summary_fits_100_columns_and_says_the_numbers() -> None:
     "trace", ["h200/pp2", "h200/graph", "h200/graphwhole", "sglang-h200/tp2-lw", "sglang-h200/pp2-lw"]
 )
 def test_every_real_summary_fits_100_columns_with_whole_numbers(trace: str) -> None:
-    ran = command("analyze", FIXTURES / f"{trace}.sqlite")
+    ran = summary(trace)
     assert ran.code == 0
     for line in ran.out.splitlines():
         assert len(line) <= 100, line
@@ -92,7 +99,7 @@ def test_ranks_that_are_not_stable_are_marked_with_the_reason(tmp_path: Path) ->
 
 
 def test_what_a_trace_cannot_say_is_a_dash() -> None:
-    row = cells(command("analyze", FIXTURES / "h200" / "graphwhole.sqlite").out, "0 0/0 vm:0")
+    row = cells(summary("h200/graphwhole").out, "0 0/0 vm:0")
     assert row[4:6] == ["-", "-"]
     assert "0.0" not in row
     assert row[-5:] == ["-"] * 5

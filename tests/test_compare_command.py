@@ -10,6 +10,7 @@ import pytest
 from command import run
 from compare_results import MS, made, manifest, rank, with_forwards
 from conftest import FIXTURES
+from report_runs import real
 
 from nsysk3.compare import Comparison, compare
 from nsysk3.compare.gate import Gate, check
@@ -27,6 +28,11 @@ def runs() -> list[Result]:
         with_forwards(pp, 4 // pp, level + rng.normal(0, 0.1, (4, 12)), calls=calls)
         for pp, level, calls in ((1, 8, 8), (2, 6, 4), (4, 5, 2))
     ]
+
+
+@pytest.fixture(scope="module")
+def two(runs: list[Result]) -> Comparison:
+    return compare(runs[0], [runs[1]])
 
 
 @pytest.fixture(scope="module")
@@ -57,9 +63,9 @@ def test_a_ladder_fits_100_columns(saved: list[Path]) -> None:
     assert "change against PP1, then against the run before it" in ran.out
 
 
-def test_json_is_the_comparison(saved: list[Path], runs: list[Result]) -> None:
+def test_json_is_the_comparison(saved: list[Path], two: Comparison) -> None:
     ran = run("compare", *saved[:2], "--json")
-    assert Comparison.model_validate_json(ran.out) == compare(runs[0], [runs[1]])
+    assert Comparison.model_validate_json(ran.out) == two
 
 
 def test_traces_are_analysed_on_the_way(tmp_path: Path) -> None:
@@ -121,8 +127,8 @@ def test_a_missing_run_is_one_line(saved: list[Path], tmp_path: Path) -> None:
         ("p2p_total_ns>+1%", "undecided"),  # the base has none
     ],
 )
-def test_gates_fail_only_beyond_the_interval(runs: list[Result], expression: str, state: str) -> None:
-    outcomes = check(compare(runs[0], [runs[1]]), [Gate.parse(expression)])
+def test_gates_fail_only_beyond_the_interval(two: Comparison, expression: str, state: str) -> None:
+    outcomes = check(two, [Gate.parse(expression)])
     assert [outcome.state for outcome in outcomes] == [state], outcomes[0].text
 
 
@@ -151,8 +157,8 @@ def test_too_few_samples_decide_nothing() -> None:
     assert "an interval needs 3" in outcome.text
 
 
-def test_gates_across_pp_degrees_say_what_they_are(runs: list[Result]) -> None:
-    outcome = check(compare(runs[0], [runs[1]]), [Gate.parse("exposed_comm_share>+5%")])[0]
+def test_gates_across_pp_degrees_say_what_they_are(two: Comparison) -> None:
+    outcome = check(two, [Gate.parse("exposed_comm_share>+5%")])[0]
     assert "not like for like" in outcome.text
 
 
@@ -182,10 +188,7 @@ def test_markdown_of_a_ladder(runs: list[Result]) -> None:
 
 
 def test_markdown_of_one_run() -> None:
-    import nsysk3
-
-    result = nsysk3.analyze(FIXTURES / "h200" / "pp2.sqlite")
-    shown = render_result(result)
+    shown = render_result(real(FIXTURES / "h200" / "pp2.sqlite"))
     assert shown.startswith("### nsysk3: 2 ranks, 2 stable, window capture\n")
     assert "stage 1: 161.9 ms receiving 8 activations" in shown
     assert "| stage 1 | exposed wait upstream |" in shown

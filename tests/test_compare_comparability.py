@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from compare_results import LOAD, MS, made, manifest, pair, plain, published, rank, row, with_forwards, with_reports
 from conftest import FIXTURES
+from report_runs import real
 
-import nsysk3
 from nsysk3.compare import compare
 from nsysk3.result import Result
 
@@ -19,7 +19,7 @@ from nsysk3.result import Result
 @pytest.mark.parametrize("kind", ["published", "forwards", "real"])
 def test_a_run_does_not_differ_from_itself(kind: str) -> None:
     if kind == "real":
-        run = nsysk3.analyze(FIXTURES / "h200" / "tp2.sqlite")
+        run = real(FIXTURES / "h200" / "tp2.sqlite")
     elif kind == "published":
         run = published(8, 4, 66, 392.3, 5.83)
     else:

@@ -9,6 +9,7 @@ import pytest
 from compare_results import MS, published, row
 from conftest import FIXTURES
 from jsonschema import Draft202012Validator
+from report_runs import real
 
 import nsysk3
 from nsysk3.compare import Comparison, compare
@@ -121,7 +122,7 @@ def test_the_published_experiment_simulated(tmp_path: Path) -> None:
 
 
 def test_real_tp2_against_pp2() -> None:
-    tp2, pp2 = (nsysk3.analyze(FIXTURES / "h200" / f"{name}.sqlite") for name in ("tp2", "pp2"))
+    tp2, pp2 = (real(FIXTURES / "h200" / f"{name}.sqlite") for name in ("tp2", "pp2"))
     comparison = compare(tp2, [pp2])
     assert [side.layout.text for side in (comparison.base, *comparison.others)] == ["PP1 / TP2", "PP2 / TP1"]
     count = row(comparison, "allreduce_count")
@@ -138,6 +139,6 @@ def test_real_tp2_against_pp2() -> None:
 
 
 def test_the_result_ring_of_real_sglang_is_not_taken_for_overlap() -> None:
-    runs = [nsysk3.analyze(FIXTURES / "sglang-h200" / f"{name}-lw.sqlite") for name in ("tp2", "pp2")]
+    runs = [real(FIXTURES / "sglang-h200" / f"{name}-lw.sqlite") for name in ("tp2", "pp2")]
     found = row(compare(runs[0], runs[1:]), "overlap_ratio")
     assert found.note == "100% of the overlap of PP2 is waiting beside compute and hides no transfer"

@@ -11,6 +11,7 @@ import polars as pl
 import pytest
 from conftest import FIXTURES
 from exports import ALLREDUCE, EPOCH_NS, GEMM, SENDRECV, Export
+from fixture_results import result_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -24,7 +25,7 @@ TIMED = ("NVTX_EVENTS", "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTI
 
 
 def analyze(*paths: Path) -> Result:
-    return nsysk3.analyze(nsysk3.load(list(paths)))
+    return nsysk3.analyze(list(paths))
 
 
 # --- real SGLang, PP2 on two H200
@@ -32,7 +33,7 @@ def analyze(*paths: Path) -> Result:
 
 @pytest.fixture(scope="module")
 def sglang_pp2() -> Result:
-    return analyze(FIXTURES / "sglang-h200" / "pp2-lw.sqlite")
+    return result_of("sglang-h200/pp2-lw")
 
 
 def test_every_message_of_real_sglang_is_paired(sglang_pp2: Result) -> None:
@@ -83,7 +84,7 @@ def test_stages_come_from_the_direction_of_activations(sglang_pp2: Result) -> No
 
 
 def test_pp2_transfer_is_a_hundredth_of_the_wait() -> None:
-    result = analyze(FIXTURES / "h200" / "pp2.sqlite")
+    result = result_of("h200/pp2")
     assert result.p2p.height == 8
     assert result.p2p["bytes"].unique().to_list() == [58_720_256]
     transfer = result.p2p["recv_transfer_ns"]
@@ -93,7 +94,7 @@ def test_pp2_transfer_is_a_hundredth_of_the_wait() -> None:
 
 
 def test_tp2_every_allreduce_is_matched() -> None:
-    result = analyze(FIXTURES / "h200" / "tp2.sqlite")
+    result = result_of("h200/tp2")
     table = result.collectives
     assert table.height == 512
     assert table["seq"].n_unique() == 256
@@ -113,7 +114,7 @@ def test_without_nvtx_pairs_and_instances_are_still_found(name: str, tmp_path: P
     with closing(sqlite3.connect(bare)) as connection:
         connection.execute("drop table NVTX_EVENTS")
         connection.commit()
-    full, less = analyze(source), analyze(bare)
+    full, less = result_of(name), analyze(bare)
     assert less.p2p.height == full.p2p.height
     assert less.p2p["recv_wait_ns"].to_list() == full.p2p["recv_wait_ns"].to_list()
     assert less.collectives["wait_ns"].to_list() == full.collectives["wait_ns"].to_list()
@@ -315,8 +316,8 @@ def test_reduce_scatter_and_gather_bytes_are_of_the_whole_operation(tmp_path: Pa
 Span = st.tuples(st.integers(0, 300), st.integers(30, 200))
 
 
-@settings(max_examples=15)
-@given(st.lists(st.lists(Span, min_size=2, max_size=2), min_size=1, max_size=12), st.randoms(use_true_random=False))
+@settings(max_examples=8)  # two analyses each, whose time depends on the number of instances hardly at all
+@given(st.lists(st.lists(Span, min_size=2, max_size=2), min_size=1, max_size=24), st.randoms(use_true_random=False))
 def test_wait_and_transfer_add_up_whatever_the_arrivals(
     tmp_path_factory: pytest.TempPathFactory, instances: list[list[tuple[int, int]]], shuffle: st.DataObject
 ) -> None:
@@ -343,7 +344,7 @@ def test_wait_and_transfer_add_up_whatever_the_arrivals(
 
 def test_one_report_or_one_per_process_is_the_same(tmp_path: Path) -> None:
     source = FIXTURES / "h200" / "tp2.sqlite"
-    whole = analyze(source)
+    whole = result_of("h200/tp2")
     with closing(sqlite3.connect(f"file:{source}?mode=ro&immutable=1", uri=True)) as connection:
         pids = [
             pid for (pid,) in connection.execute("select distinct globalPid from CUPTI_ACTIVITY_KIND_KERNEL order by 1")

@@ -21,6 +21,7 @@ import typer
 from command import run
 from conftest import FIXTURES, ROOT
 from doc_blocks import ANY, anchors, blocks, commands, differs, steps
+from fixture_results import result_of
 from pydantic import BaseModel
 from typer.main import get_command
 
@@ -161,7 +162,7 @@ def columns(text: str) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def result() -> nsysk3.Result:
-    return nsysk3.analyze(FIXTURES / "h200" / "graph.sqlite")
+    return result_of("h200/graph")
 
 
 def test_every_column_of_every_table_is_documented_with_its_type(result: nsysk3.Result) -> None:

@@ -5,26 +5,28 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterable
 from contextlib import closing
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 import pytest
 from conftest import FIXTURES, ROOT
+from fixture_results import result_of
 
 import nsysk3
 from nsysk3.errors import InputError
 from nsysk3.result.model import RankMetrics
 from nsysk3.trace.nvtx import read_nvtx
-from nsysk3.trace.report import open_report
+from nsysk3.trace.report import Report, open_report
 
 THIRD_PARTY = ROOT.parent / "shared" / "traces" / "third-party" / "nsys-ai-mfu-2gpu-2026.2.sqlite"
 VERSIONS = sorted((FIXTURES / "versions").glob("*.sqlite"))
 REAL = ["h200/tp2", "h200/pp2", "h200/graph", "sglang-h200/tp2-lw", "sglang-h200/pp2-lw"]
 
 
-def rank_on(trace: Path, device: int) -> RankMetrics:
-    return next(rank for rank in nsysk3.analyze(trace).document.ranks if rank.device_id == device)
+def rank_on(trace: str, device: int) -> RankMetrics:
+    return next(rank for rank in result_of(trace).document.ranks if rank.device_id == device)
 
 
 FIGURES: list[tuple[str, int, dict[str, Any]]] = [
@@ -101,7 +103,7 @@ FIGURES: list[tuple[str, int, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("trace", "device", "figures"), FIGURES, ids=[f"{trace} {gpu}" for trace, gpu, _ in FIGURES])
 def test_figures_of_the_issue(trace: str, device: int, figures: dict[str, Any]) -> None:
-    rank = rank_on(FIXTURES / f"{trace}.sqlite", device)
+    rank = rank_on(trace, device)
     assert {name: getattr(rank, name) for name in figures} == figures
 
 
@@ -130,7 +132,7 @@ def test_real_traces_agree_with_a_plain_sweep(trace: str) -> None:
             "SELECT k.deviceId, k.start, k.end, s.value LIKE 'nccl%' FROM CUPTI_ACTIVITY_KIND_KERNEL k "
             "LEFT JOIN StringIds s ON s.id = k.shortName"
         ).fetchall()
-    ranks = nsysk3.analyze(path).document.ranks
+    ranks = result_of(trace).document.ranks
     assert {rank.device_id for rank in ranks} == {row[0] for row in rows}
     for rank in ranks:
         mine = [row[1:] for row in rows if row[0] == rank.device_id]
@@ -170,14 +172,21 @@ def test_a_trace_without_gpu_work_is_one_line_that_names_it(path: Path) -> None:
     assert "\n" not in text
 
 
-def names_of(path: Path) -> list[str | None]:
-    return sorted(read_nvtx(open_report(path, path.stem))["name"].cast(pl.String).to_list(), key=str)
+@cache
+def read(name: str) -> tuple[Report, pl.DataFrame]:
+    """One of the small traces of every version, and its ranges."""
+    report = open_report(FIXTURES / "versions" / f"{name}.sqlite", name)
+    return report, read_nvtx(report)
+
+
+def names_of(name: str) -> list[str | None]:
+    return sorted(read(name)[1]["name"].cast(pl.String).to_list(), key=str)
 
 
 @pytest.mark.parametrize("kind", ["c", "p"])
 def test_every_version_gives_the_same_ranges(kind: str) -> None:
     suffix = {"c": "", "p": ".full"}[kind]
-    of_version = {year: names_of(FIXTURES / f"versions/{kind}_{year}{suffix}.sqlite") for year in (2022, 2023, 2024)}
+    of_version = {year: names_of(f"{kind}_{year}{suffix}") for year in (2022, 2023, 2024)}
     assert of_version[2022] == of_version[2023] == of_version[2024]
     expected = {
         # registered, plain, empty (no name), and the same script's two ranges that never closed
@@ -189,7 +198,7 @@ def test_every_version_gives_the_same_ranges(kind: str) -> None:
 
 @pytest.mark.parametrize("path", VERSIONS, ids=lambda path: path.stem)
 def test_every_version_says_what_it_is(path: Path) -> None:
-    report = open_report(path, path.stem)
+    report, ranges = read(path.stem)
     exporter, schema = {
         "2022": ("2022.4.2.1", "3.0.0"),
         "2023": ("2023.4.4.54", "3.7.2"),
@@ -198,7 +207,6 @@ def test_every_version_says_what_it_is(path: Path) -> None:
     assert report.clock == "session start"
     # captured on one day in November 2026
     assert 1_795_900_000 < (report.utc_epoch_ns or 0) / 1e9 < 1_796_000_000
-    ranges = read_nvtx(report)
     length = (report.end_ns or 0) - report.time_shift_ns
     into = ranges.select(
         low=pl.col("start").min() - report.utc_epoch_ns, high=pl.col("end").max() - report.utc_epoch_ns
@@ -208,14 +216,11 @@ def test_every_version_says_what_it_is(path: Path) -> None:
 
 
 def test_shifted_and_normalized_exports_give_the_same_utc() -> None:
-    plain, normalized, shifted = (
-        open_report(FIXTURES / f"versions/{name}.sqlite", "r") for name in ("c_2024", "ts_norm", "ts_shift")
-    )
+    (plain, ranges), (normalized, of_normalized), (shifted, of_shifted) = map(read, ("c_2024", "ts_norm", "ts_shift"))
     assert (plain.time_shift_ns, shifted.time_shift_ns) == (0, 1_000_000_000)
     assert normalized.time_shift_ns == normalized.utc_epoch_ns
-    ranges = read_nvtx(plain)
-    assert ranges.equals(read_nvtx(normalized))
-    assert ranges.equals(read_nvtx(shifted))
+    assert ranges.equals(of_normalized)
+    assert ranges.equals(of_shifted)
     # and it is UTC: the capture's own start plus what the file says
     with closing(sqlite3.connect(f"file:{plain.path}?mode=ro&immutable=1", uri=True)) as connection:
         first = connection.execute("SELECT min(start) FROM NVTX_EVENTS WHERE eventType IN (59, 60)").fetchone()[0]
@@ -225,9 +230,9 @@ def test_shifted_and_normalized_exports_give_the_same_utc() -> None:
 
 def test_ranges_that_never_closed_are_marked_and_keep_their_place() -> None:
     for name, open_ones in (("c_2022", 2), ("c_2023", 2), ("c_2024", 2), ("ts_norm", 2), ("k_fork2024", 1)):
-        ranges = read_nvtx(open_report(FIXTURES / f"versions/{name}.sqlite", "r"))
+        _, ranges = read(name)
         truncated = ranges.filter("truncated")
         assert truncated.height == open_ones, name
         assert (truncated["end"] == ranges["end"].max()).all()
-    forked = read_nvtx(open_report(FIXTURES / "versions/k_fork2024.sqlite", "r"))
+    _, forked = read("k_fork2024")
     assert forked["tid"].n_unique() == 2

@@ -222,15 +222,18 @@ def _events(draw: st.DrawFn) -> pl.DataFrame:
 def test_one_sweep_agrees_with_layer_by_layer(events: pl.DataFrame, seed: int) -> None:
     ranks = real(TP2).ranks
     table = layer_table(events, ranks)
+    rows = events.select("rank", "forward", "layer", pl.col("role").cast(pl.String), "start", "end").rows()
     for row in table.iter_rows(named=True):
-        rank = events.filter(pl.col("rank") == row["rank"])
-        mine = rank.filter((pl.col("forward") == row["forward"]) & (pl.col("layer") == row["layer"]))
-        spans = {role: part.select("start", "end").rows() for (role,), part in mine.group_by("role")}
-        comm = mine.filter(pl.col("role").is_in(COMM_ROLES)).select("start", "end").rows()
-        busy = rank.filter(pl.col("role").is_in(["compute", "fused"])).select("start", "end").rows()
-        assert row["compute_ns"] == _length(spans.get("compute", []))
-        assert row["fused_ns"] == _length(spans.get("fused", []))
-        assert row["allreduce_ns"] == sum(end - start for start, end in spans.get("allreduce", []))
+        rank = [each for each in rows if each[0] == row["rank"]]
+        mine = [each for each in rank if each[1:3] == (row["forward"], row["layer"])]
+        compute, fused, reduced = (
+            [each[4:] for each in mine if each[3] == role] for role in ("compute", "fused", "allreduce")
+        )
+        comm = [each[4:] for each in mine if each[3] in COMM_ROLES]
+        busy = [each[4:] for each in rank if each[3] in ("compute", "fused")]
+        assert row["compute_ns"] == _length(compute)
+        assert row["fused_ns"] == _length(fused)
+        assert row["allreduce_ns"] == sum(end - start for start, end in reduced)
         assert row["exposed_comm_ns"] == _length(comm + busy) - _length(busy)
     assert layer_table(events.sample(fraction=1, shuffle=True, seed=seed), ranks).equals(table)
 

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from conftest import FIXTURES
+from fixture_results import result_of, run_of
 
 import nsysk3
 from nsysk3.analysis.intervals import covered, union
@@ -80,7 +81,7 @@ def test_overlap_of_each_kernel_is_nvidias(recipe: Path, tmp_path: Path, trace: 
         run = nsysk3.load(report)
     else:
         path = FIXTURES / f"{trace}.sqlite"
-        report, run = as_report(path, tmp_path), nsysk3.load(path)
+        report, run = as_report(path, tmp_path), run_of(trace)
     theirs = nvidia_overlap(recipe, report, tmp_path / "out")
     ours = overlap_of_kernels(run)
     assert theirs.height == ours.height > 700
@@ -129,9 +130,9 @@ def test_kernel_counts_totals_and_medians_are_nvidias(nsys: Path, tmp_path: Path
         export = tmp_path / "r.sqlite"
         command = [nsys, "export", "--type=sqlite", f"--output={export}", SMALL]
         subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL, check=True)
+        result = nsysk3.analyze(export)
     else:
-        export = altered(trace, tmp_path)
-    result = nsysk3.analyze(export)
+        export, result = altered(trace, tmp_path), result_of(trace)
     everything = nvidia_kernels(nsys, export)
     summed = result.kernels.group_by("name").agg(pl.col("count").sum(), pl.col("total_ns").sum())
     assert {name: found[:2] for name, found in everything.items()} == {n: (c, t) for n, c, t in summed.iter_rows()}
@@ -149,12 +150,12 @@ def test_kernel_counts_totals_and_medians_are_nvidias(nsys: Path, tmp_path: Path
 def test_copies_are_nvidias_but_those_before_the_first_kernel(nsys: Path, tmp_path: Path, trace: str) -> None:
     export = altered(trace, tmp_path)
     theirs = nvidia_stats(nsys, "cuda_gpu_mem_time_sum", export).select(pl.col("count", "total_time").sum()).row(0)
-    run = nsysk3.load(export)
+    run = run_of(trace)
     copies = run.events.filter(pl.col("kind") == "copy")
     assert theirs == (copies.height, (copies["end"] - copies["start"]).sum())
     kernels = run.events.filter(pl.col("kind") == "kernel").group_by("rank").agg(pl.col("start").min().alias("first"))
     counted = copies.join(kernels, on="rank").filter(pl.col("start") >= pl.col("first"))
-    ours = nsysk3.analyze(run).roles.filter(pl.col("role") == "copy").select(pl.col("count", "total_ns").sum()).row(0)
+    ours = result_of(trace).roles.filter(pl.col("role") == "copy").select(pl.col("count", "total_ns").sum()).row(0)
     assert ours == (counted.height, (counted["end"] - counted["start"]).sum())
 
 
@@ -184,9 +185,9 @@ def on_the_gpu(table: pl.DataFrame, run: Run) -> pl.DataFrame:
 def test_layers_are_nvidias_projection_of_their_ranges_without_copies(
     nsys: Path, tmp_path: Path, trace: str, ranges: int
 ) -> None:
-    run = nsysk3.load(FIXTURES / f"{trace}.sqlite")
+    run = run_of(trace)
     keys = ["pid", "layer", "projected_start", "projected_duration"]
-    ours = on_the_gpu(nsysk3.analyze(run).layers, run).select(keys).sort(keys)
+    ours = on_the_gpu(result_of(trace).layers, run).select(keys).sort(keys)
     theirs = nvidia_stats(nsys, "nvtx_gpu_proj_trace", altered(trace, tmp_path, *NO_COPIES))
     number = pl.coalesce(pl.col("name").str.extract(LAYER, group) for group in (1, 2)).cast(pl.Int32)
     found = theirs.with_columns(number.alias("layer")).drop_nulls("layer").select(keys).sort(keys)
@@ -196,9 +197,9 @@ def test_layers_are_nvidias_projection_of_their_ranges_without_copies(
 
 @pytest.mark.parametrize("trace", ["sglang-h200/pp2-markers", "h200/pp2", "h200/tp2"])
 def test_forwards_are_nvidias_projection_without_copies_and_sends(nsys: Path, tmp_path: Path, trace: str) -> None:
-    run = nsysk3.load(FIXTURES / f"{trace}.sqlite")
+    run = run_of(trace)
     keys = ["pid", "forward", "projected_start", "projected_duration"]
-    ours = on_the_gpu(nsysk3.analyze(run).forwards, run).select(keys).sort(keys)
+    ours = on_the_gpu(result_of(trace).forwards, run).select(keys).sort(keys)
     theirs = nvidia_stats(nsys, "nvtx_gpu_proj_trace", altered(trace, tmp_path, *NO_COPIES, NO_SENDS))
     number = pl.col("name").str.extract(r"^nsysk3\.forward (\d+)").cast(pl.Int32)
     found = theirs.with_columns(number.alias("forward")).drop_nulls("forward").select(keys).sort(keys)
@@ -246,7 +247,7 @@ def test_communication_that_nvidias_recipe_does_not_see(
     command = [recipe, "nccl_gpu_overlap_trace", "--input", as_report(changed, tmp_path), "--output", tmp_path / "out"]
     done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
     assert "No output generated" in done.stdout
-    original, ours = nsysk3.analyze(FIXTURES / f"{trace}.sqlite"), nsysk3.analyze(changed)
+    original, ours = result_of(trace), nsysk3.analyze(changed)
     facts = ("world_rank", "allreduce_count", "allreduce_total_ns", "comm_ns", "overlap_ns", "exposed_comm_ns")
     assert ours.rank_metrics.select(facts).equals(original.rank_metrics.select(facts))
     assert ours.rank_metrics["allreduce_count"].to_list() == [len(ours.collectives) // 2] * 2

@@ -36,6 +36,13 @@ def metrics(path: Path) -> pl.DataFrame:
 
 # --- what may be missing
 
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> pl.DataFrame:
+    """The metrics of the small run that lacks nothing."""
+    return metrics(two_ranks().write(tmp_path_factory.mktemp("whole") / "whole.sqlite"))
+
+
 OPTIONAL = [
     ("CUPTI_ACTIVITY_KIND_KERNEL", "contextId"),
     ("CUPTI_ACTIVITY_KIND_KERNEL", "greenContextId"),
@@ -54,8 +61,9 @@ OPTIONAL = [
 
 
 @pytest.mark.parametrize(("table", "column"), OPTIONAL, ids=[f"{table}.{column}" for table, column in OPTIONAL])
-def test_columns_that_a_version_lacks_change_no_metric(tmp_path: Path, table: str, column: str) -> None:
-    whole = metrics(two_ranks().write(tmp_path / "whole.sqlite"))
+def test_columns_that_a_version_lacks_change_no_metric(
+    tmp_path: Path, whole: pl.DataFrame, table: str, column: str
+) -> None:
     assert metrics(two_ranks().without(table, column).write(tmp_path / "less.sqlite")).equals(whole)
 
 
@@ -63,8 +71,7 @@ def test_columns_that_a_version_lacks_change_no_metric(tmp_path: Path, table: st
     "table",
     ["NVTX_EVENTS", "CUPTI_ACTIVITY_KIND_RUNTIME", "NVTX_PAYLOAD_SCHEMA_ENTRIES", "TARGET_INFO_CUDA_DEVICE"],
 )
-def test_tables_that_a_capture_lacks_change_no_interval(tmp_path: Path, table: str) -> None:
-    whole = metrics(two_ranks().write(tmp_path / "whole.sqlite"))
+def test_tables_that_a_capture_lacks_change_no_interval(tmp_path: Path, whole: pl.DataFrame, table: str) -> None:
     assert metrics(two_ranks().without(table).write(tmp_path / "less.sqlite")).equals(whole)
 
 
@@ -79,8 +86,7 @@ def test_the_newest_of_several_versions_of_a_table_is_read(opened: Callable[...,
     assert read_nvtx(opened(export))["name"].to_list() == ["tenth"]
 
 
-def test_columns_that_only_some_version_has_are_ignored(tmp_path: Path) -> None:
-    whole = metrics(two_ranks().write(tmp_path / "whole.sqlite"))
+def test_columns_that_only_some_version_has_are_ignored(tmp_path: Path, whole: pl.DataFrame) -> None:
     export = two_ranks()
     for row in export.rows["CUPTI_ACTIVITY_KIND_RUNTIME"]:
         row["name"] = "a legacy text column"
@@ -88,14 +94,13 @@ def test_columns_that_only_some_version_has_are_ignored(tmp_path: Path) -> None:
     assert metrics(export.write(tmp_path / "more.sqlite")).equals(whole)
 
 
-def test_kernels_without_a_process_are_one_rank_a_gpu(tmp_path: Path) -> None:
+def test_kernels_without_a_process_are_one_rank_a_gpu(tmp_path: Path, whole: pl.DataFrame) -> None:
     export = two_ranks().without("CUPTI_ACTIVITY_KIND_KERNEL", "globalPid")
     result = nsysk3.analyze(export.write(tmp_path / "r.sqlite"))
-    whole = nsysk3.analyze(two_ranks().write(tmp_path / "whole.sqlite"))
     assert [rank.pid for rank in result.document.ranks] == [None, None]
     assert result.document.not_measured["pid"] == "the export has no process ids"
     for name in ("window_ns", "compute_ns", "comm_ns", "allreduce_p50_ns"):
-        assert result.rank_metrics[name].to_list() == whole.rank_metrics[name].to_list()
+        assert result.rank_metrics[name].to_list() == whole[name].to_list()
 
 
 # --- names

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from datetime import datetime
+from functools import cache
 from pathlib import Path
 
 import pandas as pd
@@ -15,6 +16,7 @@ import polars as pl
 import pytest
 from command import run
 from conftest import FIXTURES
+from fixture_results import result_of
 from polars.testing import assert_frame_equal
 from typer.testing import CliRunner
 
@@ -33,12 +35,12 @@ NOW = datetime.now()
 
 @pytest.fixture(scope="module")
 def pp2() -> Result:
-    return nsysk3.analyze(FIXTURES / "sglang-h200" / "pp2-lw.sqlite")
+    return result_of("sglang-h200/pp2-lw")
 
 
 @pytest.fixture(scope="module")
 def tp2() -> Result:
-    return nsysk3.analyze(FIXTURES / "sglang-h200" / "tp2-lw.sqlite")
+    return result_of("sglang-h200/tp2-lw")
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +50,12 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("tp2-small-2024.2.nsys-rep", "pp2-small-2024.2.nsys-rep"):
         shutil.copy(FIXTURES / "h200" / name, folder)
     return folder
+
+
+@cache
+def of_both(reports: Path) -> Result:
+    """The analysis of their exports, once those are there."""
+    return nsysk3.analyze(sorted(reports.glob("*.nsysk3.sqlite")))
 
 
 def total(table: pl.DataFrame, name: str, rank: int) -> int | None:
@@ -243,7 +251,7 @@ def test_it_runs_as_a_recipe(
     assert done.returncode == 0, done.stdout
     out = tmp_path / f"{name}-1"
     assert done.stdout.split() == ["Generated:", out.name]
-    expected = recipe_tables(nsysk3.analyze(sorted(reports.glob("*.nsysk3.sqlite"))), name)
+    expected = recipe_tables(of_both(reports), name)
     for table in ("files", "rank_stats", "all_stats"):
         wanted: pl.DataFrame = getattr(expected, table)
         found = pl.read_parquet(out / f"{table}.parquet")
@@ -410,7 +418,7 @@ def test_a_newer_library_adds_output_itself_and_writes_its_own_facts(tmp_path: P
     about = json.loads((tmp_path / "out" / "out.nsys-analysis").read_text())
     assert about["RecipeVersion"] == "of 2025"
     assert about["Outputs"] == {"stats.ipynb": "Notebook"}
-    expected = recipe_tables(nsysk3.analyze(FIXTURES / "h200" / "pp2.sqlite"), "nsysk3_overlap")
+    expected = recipe_tables(result_of("h200/pp2"), "nsysk3_overlap")
     assert_frame_equal(
         pl.read_parquet(tmp_path / "out" / "rank_stats.parquet"), expected.rank_stats, check_column_order=False
     )
