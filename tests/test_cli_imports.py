@@ -1,10 +1,12 @@
-"""Ctrl-C while the command line is still being imported."""
+"""Ctrl-C while the command line is still being imported, where Python loses it, and when all is done."""
 
 from __future__ import annotations
 
 import signal
 import subprocess
 import sys
+
+import pytest
 
 SLOW = """
 import sys, time
@@ -29,3 +31,28 @@ def test_ctrl_c_among_imports_is_one_line() -> None:
         process.send_signal(signal.SIGINT)
         assert process.stderr.read() == "nsysk3: interrupted\n"
         assert process.wait(60) == 130
+
+
+ENDS = """
+import atexit, signal, sys, weakref
+import nsysk3.cli
+from nsysk3.__main__ import main
+class Thing: pass
+def run(*_, **__):
+    if sys.argv[1] == "lost":
+        thing = Thing()
+        gone = weakref.ref(thing, lambda _: signal.raise_signal(signal.SIGINT))
+        del thing
+        signal.sigtimedwait([], 600)
+nsysk3.cli.app = run
+atexit.register(signal.raise_signal, signal.SIGINT)
+main()
+"""
+
+
+@pytest.mark.parametrize(("way", "code", "said"), [("lost", 130, "nsysk3: interrupted\n"), ("done", 0, "")])
+def test_ctrl_c_is_heeded_until_the_end_and_not_after(way: str, code: int, said: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", ENDS, way], capture_output=True, text=True, check=False, timeout=100
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (code, said)

@@ -198,7 +198,8 @@ def test_four_hosts_are_asked_through_ssh(machine: Machine, tmp_path: Path) -> N
         cluster = {"hosts": list(there.names), "launcher": "ssh", "ssh_options": list(there.options)}
         server = {"engine": "torch", "python": str(machine.folder / "serverpython")}
         path = {"path": str(machine.folder / "nsys")}  # the PATH of a session on a host is not ours
-        plan = planned(machine, "--device", "cpu", hosts=there.names, pp=8, cluster=cluster, server=server, nsys=path)
+        args = ("--device", "cpu", "--scale", "small")  # which every machine has the memory for
+        plan = planned(machine, *args, hosts=there.names, pp=8, cluster=cluster, server=server, nsys=path)
         found = looked(plan)
     assert [check for check in found.problems if check.level == "fatal"] == []
     assert tuple(found.answers) == there.names

@@ -31,7 +31,10 @@ FLAGS: dict[type[BaseModel], dict[str, tuple[Any, str]]] = {
     },
     ResultDocument: {
         "simulated": ("simulated", "the traces are simulated"),
-        "problems": ([{"path": "x", "message": "x: damaged"}], "inputs missing or not readable: 1"),
+        "problems": (
+            [{"path": "x", "message": "x: damaged"}],
+            "inputs missing, not readable or contradicting others: 1",
+        ),
         "not_measured": ({"moe_share": "no layer"}, "at least: MoE share of AllReduce (no layer)"),
         "notes": (["what nobody foresaw"], "what nobody foresaw"),
     },

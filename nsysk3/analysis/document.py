@@ -132,6 +132,7 @@ def _clock_notes(clock: dict[str, list[dict[str, object]]]) -> list[str]:
 def _report_info(report: ReportFacts, run_dir: AnyPath | None) -> ReportInfo:
     path, inside = PurePath(report.path), str(run_dir)
     relative = run_dir is not None and path.is_relative_to(inside)
+    start, end = report.recorded_utc_ns or (None, None)
     return ReportInfo(
         name=report.name,
         path=str(path.relative_to(inside)) if relative else report.path,
@@ -141,4 +142,7 @@ def _report_info(report: ReportFacts, run_dir: AnyPath | None) -> ReportInfo:
         schema_version=report.schema_version,
         clock=report.clock,
         diagnostics=list(report.diagnostics),
+        size_bytes=report.size_bytes,
+        start_utc_ns=start,
+        end_utc_ns=end,
     )

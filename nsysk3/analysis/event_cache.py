@@ -25,7 +25,7 @@ from nsysk3.scale import wire
 from nsysk3.scale.shelf import State
 
 # Of the entries; a change of what ``read`` keeps counts it up.
-_FORM = 3
+_FORM = 4
 _MOST_BYTES = 20 * 2**30
 # A file that changed so lately could change again unseen, within one tick of its clock.
 _SETTLED_S = 2

@@ -85,7 +85,8 @@ def _boundary(name: str, names: Mapping[int, str], pairs: pl.DataFrame, kind: st
 
 
 def _bubble(tables: Mapping[str, pl.DataFrame]) -> list[str]:
-    pipeline = tables["pipeline"].filter(pl.col("bubble_share").is_not_null())
+    ranks = tables["rank_metrics"].with_row_index("rank").filter("stable")["rank"]
+    pipeline = tables["pipeline"].filter(pl.col("bubble_share").is_not_null() & pl.col("rank").is_in(ranks.to_list()))
     if pipeline.is_empty():
         return []
     per_stage = pipeline.group_by("stage").agg(pl.col("bubble_share", "ideal_bubble_share").median()).sort("stage")

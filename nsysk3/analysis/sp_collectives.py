@@ -14,14 +14,13 @@ import polars as pl
 from nsysk3.result.model import SpInfo
 from nsysk3.run.manifest import Feature, Manifest
 from nsysk3.run.words import counted
+from nsysk3.trace.another_run import SP_OWN, SP_SGLANG
 
 CALLS_SCHEMA = pl.Schema(
     {"operation": pl.String(), "path": pl.String(), "mode": pl.String(), "reason": pl.String(), "calls": pl.Int64()}
 )
 _MARK = r"^k3\.(?P<operation>\w+) .*?\bpath=(?P<path>\S+) mode=(?P<mode>\S+) reason=(?P<reason>.*)$"
 _BASELINE = "nccl"
-_OWN = r"\bk3::rs_attn_res\b"
-_SGLANG = r"\bsp_collective::|\battn_res_fused_(?:pull_rs|direct_ag)_kernel\b|\breduce_scatter_(?:res|pull)_kernel\b"
 _SWITCHES = ("SGLANG_K3_SP_COLLECTIVE", "SGLANG_K3_SP_ATTN_RES")
 
 
@@ -72,7 +71,7 @@ def _state(entry: SpInfo) -> str:
 
 
 def _nsysk3(feature: Feature | None, kernels: pl.DataFrame, calls: pl.DataFrame, opaque: bool) -> SpInfo | None:
-    ran = _count(kernels, _OWN, fused=True)
+    ran = _count(kernels, SP_OWN, fused=True)
     if feature is None and calls.is_empty() and not ran:
         return None
     modes = set(calls["mode"].to_list())
@@ -104,7 +103,7 @@ def _declined(declined: pl.DataFrame, calls: pl.DataFrame) -> str | None:
 
 
 def _sglang(features: dict[str, Feature], kernels: pl.DataFrame, opaque: bool) -> SpInfo | None:
-    ran = _count(kernels, _SGLANG)
+    ran = _count(kernels, SP_SGLANG)
     told = [features[name] for name in _SWITCHES if name in features]
     if not told and not ran:
         return None

@@ -8,11 +8,14 @@ MIN_COVERAGE = 0.9
 
 
 def work_counts(counted: pl.DataFrame, whole: pl.DataFrame) -> pl.DataFrame:
-    """Per rank with work: ``work`` (all but copies), ``reductions`` and ``whole_reductions``, AllReduce counts.
+    """Per rank with work: ``work`` (all but copies), ``messages`` (pipeline P2P), ``reductions``, ``whole_reductions``.
+
+    The latter two are AllReduce counts, of the window and of its whole forwards.
 
     ``counted``: the events of the window; ``whole``: ``rank``, ``forward`` of the whole forwards.
     """
-    work = counted.filter(pl.col("kind") != "copy").group_by("rank").agg(pl.len().alias("work"))
+    working = counted.filter(pl.col("kind") != "copy").group_by("rank")
+    work = working.agg(pl.len().alias("work"), (pl.col("role") == "p2p").sum().alias("messages"))
     reductions = counted.select("rank", "forward").filter(counted["role"] == "allreduce")
     parts = {"reductions": reductions, "whole_reductions": reductions.join(whole, on=["rank", "forward"], how="semi")}
     for name, rows in parts.items():
@@ -32,14 +35,14 @@ def stability(
     """Per rank: ``rank``, ``stable``, ``reason`` (null when stable), ``coverage``.
 
     A rank is stable when it has work in its window, its report recorded at least 90 % of the run's working time, and it
-    has as many AllReduce as most ranks of its stage: per whole forward where forwards are known (``forwards``: rank,
-    forward, whole), else in the window; and it found partners wherever others of its stage did.  ``counts``:
-    work_counts.  ``recordings``: see ``coverage``.  ``unsplit``: see partnerless.
+    has as many AllReduce as most ranks of its stage (in a pipeline, where that is known): per whole forward where
+    forwards are known (``forwards``: rank, forward, whole), else in the window; and it found partners wherever others
+    of its stage did.  ``counts``: work_counts.  ``recordings``: see ``coverage``.  ``unsplit``: see partnerless.
     """
     table = ranks.select("rank", "pp_rank").join(coverage(ranks, captures, recordings), on="rank", how="left")
     if forwards["whole"].any():
         number = forwards.filter("whole").group_by("rank").agg(pl.len().alias("whole_forwards"))
-        counts = counts.select("rank", "work", pl.col("whole_reductions").alias("reductions"))
+        counts = counts.select("rank", "work", "messages", pl.col("whole_reductions").alias("reductions"))
     else:
         number = ranks.select("rank", pl.lit(1).alias("whole_forwards"))
     for part in (counts, number, unsplit):
@@ -51,15 +54,18 @@ def stability(
     alone = pl.any_horizontal(
         pl.col(name) & ~pl.col(name).all().over("pp_rank") for name in unsplit.columns if name != "rank"
     )
+    staged = pl.col("pp_rank").is_not_null()
+    # In a pipeline, ranks of unknown stages may do different work.
+    alike = staged | (pl.col("messages").sum() == 0)
     no_forward = pl.col("whole_forwards").fill_null(0) == 0
     reason = (
         pl.when(pl.col("work") == 0).then(pl.lit("no GPU work in the window"))
         .when(pl.col("coverage") < MIN_COVERAGE)
         .then(pl.format("recorded {} % of the run", (pl.col("coverage") * 100).round(1)))
         .when(no_forward).then(pl.lit("no whole forward in the window"))
-        .when(pl.col("rate") != pl.col("usual"))
+        .when((pl.col("rate") != pl.col("usual")) & alike)
         .then(pl.format("{} AllReduce where its stage has {}", pl.col("rate").round(2), pl.col("usual").round(2)))
-        .when(alone & pl.col("pp_rank").is_not_null()).then(pl.lit("partners of its communication are not in this run"))
+        .when(alone & staged).then(pl.lit("partners of its communication are not in this run"))
     )  # fmt: skip
     return table.with_columns(reason.alias("reason")).select(
         "rank", pl.col("reason").is_null().alias("stable"), "reason", "coverage"

@@ -18,10 +18,9 @@ def budget_summary(budget: pl.DataFrame, ranks: pl.DataFrame, stages: pl.DataFra
     """Medians of the time budget over stable ranks: ``group``, ``bucket``, ``ns``, ``share``, ``low_ns``, ``high_ns``.
 
     One ``group`` a pipeline stage where there are two to four (stages do different work, and a median across them is
-    nobody's), else one group of all ranks.  Buckets that no rank has are left out.  Without a stable rank all count.
+    nobody's), else one group of all ranks.  Buckets that no rank has are left out.  Empty without a stable rank.
     """
-    used = ranks.filter(pl.col("stable")) if ranks["stable"].any() else ranks
-    labels = used.select("rank").join(stages.select("rank", "stage"), on="rank", how="left")
+    labels = ranks.filter("stable").select("rank").join(stages.select("rank", "stage"), on="rank", how="left")
     few = labels["stage"].null_count() == 0 and 2 <= labels["stage"].n_unique() <= MAX_STAGE_COLUMNS
     group = pl.format("stage {}", "stage") if few else pl.lit("all ranks")
     joined = budget.join(labels.with_columns(group.alias("group")), on="rank")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from importlib import resources
 from pathlib import Path
 
@@ -110,8 +111,7 @@ class RuleSet:
         A user's file is TOML like the shipped one, or a gputrc2graph category file (told by `.json` or a leading
         brace).  Raises InputError, naming the file and the rule, for a file that cannot be read or used.
         """
-        shipped_text = resources.files("nsysk3.classify").joinpath("rules.toml").read_text(encoding="utf-8")
-        rules = _read_toml(shipped_text, "nsysk3 rules.toml")
+        rules = list(_shipped())
         if user_file is None:
             return cls(rules)
         text = _read_text(user_file)
@@ -161,6 +161,12 @@ def nccl_op_role(op_name: str) -> tuple[str, str] | None:
     a range that moves no data, such as `ncclGroupStart` or `ncclCommInitRank`.
     """
     return _NCCL_OPS.get(op_name)
+
+
+@cache
+def _shipped() -> tuple[Rule, ...]:
+    text = resources.files("nsysk3.classify").joinpath("rules.toml").read_text(encoding="utf-8")
+    return tuple(_read_toml(text, "nsysk3 rules.toml"))
 
 
 def _read_text(file: Path) -> str:

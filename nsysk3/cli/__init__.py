@@ -113,12 +113,18 @@ def main() -> None:
             raise
         detail = " ".join(str(error).split())[:300]
         _fail(f"internal error, please report it ({type(error).__name__}: {detail}); --verbose shows where", 70)
+    _be_deaf()
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _fail(text: str, code: int) -> NoReturn:
-    for number in (signal.SIGINT, signal.SIGTERM):  # a second Ctrl-C changes neither the word nor the code
+def _be_deaf() -> None:
+    """All is done: Ctrl-C now, or once more, changes neither the last word nor the exit code."""
+    for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
+
+
+def _fail(text: str, code: int) -> NoReturn:
+    _be_deaf()
     print(f"nsysk3: {clean(' '.join(text.split()), 4000)}", file=sys.stderr)
     sys.exit(code)
 

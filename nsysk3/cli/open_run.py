@@ -46,6 +46,7 @@ def open_run(
 
 def _page(run: Path, lang: Language | None, progress: Callable[[str], None] | None) -> tuple[Path, Result | None]:
     """The page, and the result where it was made just now."""
+    from nsysk3.cli.outdated import tell_outdated
     from nsysk3.cli.results import saved_results
     from nsysk3.result.store import RESULT_NAME
     from nsysk3.sweep.folder import SUMMARY
@@ -61,7 +62,10 @@ def _page(run: Path, lang: Language | None, progress: Callable[[str], None] | No
         return _make(run, run / "analysis" / PAGE_NAME, lang, progress, save=True)
     else:
         page, source = Path(f"{run.name}.html"), run
-    return (page, None) if lang is None and _is_newer(page, source) else _make(run, page, lang, progress)
+    if lang is not None or not _is_newer(page, source):
+        return _make(run, page, lang, progress)
+    tell_outdated(run)
+    return page, None
 
 
 def _is_newer(page: Path, source: Path) -> bool:

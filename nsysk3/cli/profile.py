@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -97,21 +99,27 @@ def profile(
     directory. Settings that have no option are in nsysk3.toml (docs/launching.md).
     """
     from nsysk3.launch.plan import make_plan
-    from nsysk3.launch.request import check_server_words, new_run_id, read_hosts, run_folder, with_allocation
+    from nsysk3.launch.request import (
+        check_server_words,
+        new_run_id,
+        other_nsys,
+        read_hosts,
+        run_folder,
+        with_allocation,
+    )
     from nsysk3.launch.shell import dry_run_text
     from nsysk3.run.config import load_settings
 
     words = check_server_words(server_args or ())
-    settings = load_settings(
-        config,
-        overrides={
-            "cluster.hosts": read_hosts(hosts), "cluster.launcher": launcher, "container.cli": container_cli,
-            "container.image": image, "model.path": model, "server.engine": engine, "server.sp": sp,
-            "load.input_len": input_len, "load.output_len": output_len, "load.concurrency": concurrency,
-            "load.chunk": chunk, "load.requests": requests, "window.forwards": forwards, "window.overhead": overhead,
-        },
-    )  # fmt: skip
-    plan = make_plan(with_allocation(settings), pp=pp, tp=tp, ep=ep, run_id=new_run_id(pp), extra_args=words)
+    overrides: dict[str, object] = {
+        "cluster.hosts": read_hosts(hosts), "cluster.launcher": launcher, "container.cli": container_cli,
+        "container.image": image, "model.path": model, "server.engine": engine, "server.sp": sp,
+        "load.input_len": input_len, "load.output_len": output_len, "load.concurrency": concurrency,
+        "load.chunk": chunk, "load.requests": requests, "window.forwards": forwards, "window.overhead": overhead,
+    }  # fmt: skip
+    settings = with_allocation(load_settings(config, overrides=overrides))
+    plan = make_plan(settings, pp=pp, tp=tp, ep=ep, run_id=new_run_id(pp), extra_args=words)
+    plan = replace(plan, warnings=(*other_nsys(settings, config, overrides, os.environ), *plan.warnings))
     if dry_run:
         typer.echo(dry_run_text(plan), nl=False)
         return
@@ -126,13 +134,20 @@ def profile(
     made = run_profile(
         plan,
         folder,
-        say=teller(quiet),
+        say=say_what_went_wrong if quiet else teller(),
         analyze=analyze,
         report=report,
+        summary=not quiet,
         preflight="skip" if skip_preflight else "go on" if force else "stop",
         show=None if quiet else show_preflight,
     )
     typer.echo(made)
+
+
+def say_what_went_wrong(text: str) -> None:
+    """Of the lines of a run, print to stderr those that nobody may miss."""
+    if text.startswith(("WARNING: ", "not analysed: ")):
+        typer.echo(text, err=True)
 
 
 def show_preflight(found: Preflight) -> None:

@@ -65,14 +65,17 @@ def page_language(asked: str | None) -> str:
 def open_result(path: Path, window: str | None, progress: Callable[[str], None] | None) -> Result:
     """The result of a result directory, of a run directory's analysis/ folder, else of the traces themselves.
 
-    Saved results are taken only when they are of the window asked for (None: of any).  Raises InputError.
+    Saved results are taken only when they are of the window asked for (None: of any); one line on stderr says so where
+    they are not of the reports that lie there now.  Raises InputError.
     """
+    from nsysk3.cli.outdated import tell_outdated
     from nsysk3.result import Result
 
     folder = saved_results(path)
     if folder:
         saved = Result.load(folder)
         if window in (None, saved.document.window.asked):
+            tell_outdated(path)
             return saved
         if folder == path:
             asked = saved.document.window.asked

@@ -12,6 +12,7 @@ from nsysk3.result import Result
 
 SECTIONS = ("server", "server_said", "load", "nsys", "versions")
 NO_MANIFEST = "no manifest"
+SAME_CAPTURE = "both runs are the same capture"
 
 
 @dataclass(frozen=True)
@@ -197,7 +198,8 @@ def _summary(
     same_layout: bool | None,
     only: Fact | None,
 ) -> Iterator[str]:
-    yield f"{base[2].text} -> {other[2].text}" if not same_layout else f"same layout: {base[2].text}"
+    alike = same_layout and base[2].text == other[2].text  # EP is none of what makes ranks alike
+    yield f"same layout: {base[2].text}" if alike else f"{base[2].text} -> {other[2].text}"
     for label, _, layout in (base, other):
         if layout.note:
             yield f"{label}: layout {layout.note}" if layout.source == "inferred" else f"{label}: {layout.note}"
@@ -219,3 +221,24 @@ def _summary(
         )
     if base[1].document.simulated and other[1].document.simulated:
         yield "both runs are simulated"
+    if _same_capture(base[1], other[1]):
+        yield SAME_CAPTURE
+
+
+def _same_capture(base: Result, other: Result) -> bool:
+    """Whether the reports of both, copies or not, were recorded in the same moments, and their GPUs did the same."""
+
+    def recorded(result: Result) -> list[tuple[int, int]] | None:
+        spans = [(report.start_utc_ns, report.end_utc_ns) for report in result.document.reports]
+        known = [(start, end) for start, end in spans if start is not None and end is not None]
+        return sorted(known) if known and len(known) == len(spans) else None
+
+    def work(result: Result) -> list[tuple[str, int, int, int]]:
+        ranks = result.document.ranks
+        return sorted((r.gpu_uuid or "", r.device_id, r.kernel_count, r.kernel_total_ns) for r in ranks)
+
+    when = recorded(base)
+    if when is None or when != recorded(other):
+        return False
+    # Simulated runs all begin in the same moment; of two windows the work may differ.
+    return base.document.window.used != other.document.window.used or work(base) == work(other)

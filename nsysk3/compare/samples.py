@@ -13,7 +13,7 @@ from nsysk3.compare.catalog import BY_NAME
 from nsysk3.compare.derived import FROM_PIPELINE, not_measured, whole_sum, with_derived
 from nsysk3.compare.layout import layout_of, stage_of
 from nsysk3.compare.model import Layout, Scope
-from nsysk3.compare.spoken import CUT_FORWARDS, left_out, of_the_run, without_stable
+from nsysk3.compare.spoken import CUT_FORWARDS, left_out, no_wall_time, of_the_run, without_stable
 from nsysk3.compare.statistics import Samples
 from nsysk3.compare.windowed import touching, unbroken, whole_forwards
 from nsysk3.result import Result
@@ -33,6 +33,8 @@ LAYERS = "ranks x forwards: kernels that belong to a layer"
 _KEY = ["rank", "forward"]
 # Forwards with less of the window's AllReduce calls are not its work, whatever was taken for them.
 _LITTLE = 0.25
+# Windows that whole forwards bound.
+_OF_FORWARDS = ("prefill", "steady")
 _FROM_LAYERS = ("compute_ns", "fused_ns", "exposed_comm_ns")
 
 
@@ -59,6 +61,8 @@ class RunSamples:
     def _found(self, metric: str, scope: Scope) -> dict[str, Samples]:
         """The same, of however few ranks."""
         column, found = self._window(metric), {}
+        if metric == "window_ns" and self.no_wall_time:
+            column = None  # whole forwards may still tell it
         if scope == "window":
             return {WINDOW: self._per_rank(column)} if column is not None else {}
         if self.held is not None and self.held < _LITTLE:
@@ -103,6 +107,8 @@ class RunSamples:
             return no_layer_counts(self._layers)
         if metric in FROM_PIPELINE and self._window(metric) is None:
             return "the stages of the ranks are not known"
+        if metric == "window_ns" and self.no_wall_time and (scope == "window" or not self._cut_ranks):
+            return self.no_wall_time
         for samples in self._found(metric, scope).values():
             whole = scope == "window" or self.without_stable is None
             if samples.n and (why := self.left_out(samples) if whole else self.without_stable):
@@ -115,6 +121,14 @@ class RunSamples:
     def without_stable(self) -> str | None:
         """Which stages have no stable rank, in words; None where all have one."""
         return without_stable(stage_of(self.result).values(), self._stable, self.layout)
+
+    @cached_property
+    def no_wall_time(self) -> str | None:
+        """Why the windows do not tell how long the run took; None where they do."""
+        cut_to_forwards = self.result.document.window.used in _OF_FORWARDS
+        if cut_to_forwards and self._count("forward").n_unique() == 1:
+            return None  # the same work on every stage, without the time in which the pipeline fills
+        return no_wall_time(self._stable, helped=not cut_to_forwards and bool(self._forwards.height))
 
     @property
     def world_ranks(self) -> tuple[int, ...]:
@@ -150,14 +164,21 @@ class RunSamples:
 
     def _count(self, scope: Scope) -> pl.Series:
         """What a window number is divided by, NaN where it is not known."""
+        return self._counts[scope]
+
+    @cached_property
+    def _counts(self) -> dict[str, pl.Series]:
         counted = self._forwards.group_by("rank").agg(
             pl.len().cast(pl.Float64).alias("forward"),
             pl.when(pl.col("tokens").null_count() == 0).then(pl.col("tokens").sum() / 1000).alias("1k_tokens"),
         )
         # What a cut forward did is in the window's numbers, but it is no forward to divide by.
         counted = counted.filter(~pl.col("rank").is_in(self._cut_ranks))
-        joined = self._stable.select("rank").join(counted, on="rank", how="left", maintain_order="left")[scope]
-        return pl.select(pl.when(joined > 0).then(joined).otherwise(float("nan"))).to_series().fill_null(float("nan"))
+        joined = self._stable.select("rank").join(counted, on="rank", how="left", maintain_order="left").drop("rank")
+        return {
+            name: pl.select(pl.when(each > 0).then(each).otherwise(float("nan"))).to_series().fill_null(float("nan"))
+            for name, each in joined.to_dict().items()
+        }
 
     def _wall(self, scope: Scope) -> pl.Series:
         """Of a rank's unbroken row of whole forwards, null where it has none."""

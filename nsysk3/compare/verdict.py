@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from nsysk3.compare.comparability import SAME_CAPTURE
 from nsysk3.compare.model import Comparison, Delta, Layout, Row, RunSide, Scope, Unit
 from nsysk3.compare.replaced import FUSED, fused, takers, told
 from nsysk3.compare.samples import RunSamples
@@ -43,8 +44,8 @@ def _without_stable(comparison: Comparison) -> list[str]:
 
 
 def _runs(comparison: Comparison) -> str:
-    if all(pair.same_layout for pair in comparison.comparability):
-        # A layout that all have is told once.
+    if {side.layout.text for side in comparison.others} == {comparison.base.layout.text}:
+        # What all have is told once.
         return f"{' -> '.join(comparison.labels)} at {comparison.base.layout.text}"
     return " -> ".join(_named(side) for side in (comparison.base, *comparison.others))
 
@@ -146,6 +147,9 @@ def _rank_limits(side: RunSide) -> Iterator[str]:
 
 
 def _comparability_limits(comparison: Comparison) -> Iterator[str]:
+    for pair in (*comparison.comparability, *(step.comparability for step in comparison.ladder)):
+        if SAME_CAPTURE in pair.summary:
+            yield f"{pair.base} and {pair.other} are the same capture" if comparison.ladder else SAME_CAPTURE
     for pair in comparison.comparability:
         if pair.differences and pair.single_variable is False:
             yield f"{pair.base} -> {pair.other} is not a single-variable comparison ({', '.join(pair.differences[:4])})"

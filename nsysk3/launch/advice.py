@@ -22,9 +22,14 @@ def spreads_experts(args: Sequence[str]) -> bool:
 
 
 def warnings(
-    settings: Settings, args: Sequence[str], *, pp: int, depth: int, steps: int, requests: int
+    settings: Settings, args: Sequence[str], *, pp: int, depth: int, steps: int, requests: int, no_gpu: bool = False
 ) -> Iterator[str]:
-    """What makes the numbers mean something else than they seem to; ``depth`` is --pp-async-batch-depth."""
+    """What makes the numbers mean something else than they seem to; ``depth`` is --pp-async-batch-depth.
+
+    ``no_gpu``: a trace is to be made of a server without GPUs.
+    """
+    if no_gpu:
+        yield "the server runs without GPUs: the trace will hold no GPU work, and is kept but not analysed"
     concurrency = settings.load.concurrency
     batch = number(args, 0, "--pp-max-micro-batch-size")
     slots = pp + depth

@@ -11,9 +11,9 @@ from nsysk3.run.manifest import MANIFEST_NAME
 
 
 def analyze_run(
-    folder: Path, journal: Journal, say: Callable[[str], None], *, report: bool, expect_kernels: bool
+    folder: Path, journal: Journal, say: Callable[[str], None], *, report: bool, expect_kernels: bool, summary: bool
 ) -> None:
-    """Analyse a run directory as ``nsysk3 analyze`` does, and write report.html (``report``).
+    """Analyse a run directory as ``nsysk3 analyze`` does, print the ``summary``, and write report.html (``report``).
 
     Without the libraries of the analysis, or for a run without GPUs, the run is whole all the same: a note says so.
     Raises RunFailedError where traces that should hold GPU work cannot be analysed.
@@ -40,7 +40,8 @@ def analyze_run(
 
         write_text(folder / "analysis" / "report.html", render_report(result))
         say(f"report: {folder / 'analysis' / 'report.html'}")
-    print_result(result, console())
+    if summary:
+        print_result(result, console())
     for problem in result.document.problems:
         if PurePath(problem.path).name != MANIFEST_NAME:  # whose ranks are missing, and why, was said when they came
             say(f"WARNING: {problem.message}")

@@ -67,7 +67,7 @@ def _busy(gpus: Sequence[Mapping[str, Any]], processes: Sequence[Mapping[str, An
 
 def _memory(plan: Plan, node: NodePlan, answers: Answers, gpus: Mapping[int, Mapping[str, Any]]) -> Verdicts:
     """Whether the weights fit, by the model as this host has it."""
-    needs = plan.gpu_bytes or _gpu_bytes(plan, answers)
+    needs = gpu_bytes(plan, answers)
     share = flag_value(plan.all_args, "--mem-fraction-static")
     for stage in sorted({rank.pp for rank in node.ranks}) if needs else ():
         totals = [gpus[rank.device]["total_mib"] for rank in node.ranks if rank.pp == stage]
@@ -83,10 +83,11 @@ def _memory(plan: Plan, node: NodePlan, answers: Answers, gpus: Mapping[int, Map
             yield "warning", "tight", f"{said}: little or nothing is left for the cache"
 
 
-def _gpu_bytes(plan: Plan, answers: Answers) -> tuple[int, ...]:
+def gpu_bytes(plan: Plan, answers: Answers) -> tuple[int, ...]:
+    """Weights on each GPU of each stage, bytes, by the plan or the model as a host has it; else empty."""
     found = answers.get("model", {})
-    if "config" not in found:
-        return ()
+    if plan.gpu_bytes or "config" not in found:
+        return plan.gpu_bytes
     facts = model_facts(str(plan.settings.model.path), found["config"], found["bytes"] or None)
     partition = plan.settings.env.get("SGLANG_PP_LAYER_PARTITION")
     return facts.gpu_bytes(stage_layers(facts.layers, plan.pp, partition), plan.tp) if facts.layers else ()

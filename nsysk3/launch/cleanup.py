@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from nsysk3.errors import InputError
 from nsysk3.launch.journal import is_alive, settle
 from nsysk3.launch.leftovers import end_leftovers, find_leftovers
+from nsysk3.launch.request import is_run_id
 from nsysk3.launch.transport import RUN_ID
 from nsysk3.run.config import Cluster, Container, Settings
 from nsysk3.run.manifest import ENDED, MANIFEST_NAME, Manifest, read_manifest
@@ -40,8 +41,13 @@ def clean_up(run: str, settings: Settings, *, say: Callable[[str], None]) -> lis
     """
     folder = Path(run)
     manifest = read_manifest(folder) if folder.is_dir() else None
-    if manifest is None and (folder.exists() or RUN_ID.fullmatch(run) is None):
+    if manifest is None and folder.exists():
         raise InputError(f"{run}: no {MANIFEST_NAME} here; give a run directory, or a run's id with --hosts")
+    if manifest is None and not is_run_id(run):
+        raise InputError(
+            f"{run}: no such run directory, nor a run's id such as pp8-20260821-120208-3f9a (run.json has it as "
+            "run_id); give either, an id with --hosts or --config"
+        )
     if manifest and manifest.simulated:
         raise InputError(f"{run}: was simulated, nothing of it ever ran on a host")
     run_id = manifest.run_id if manifest else run

@@ -82,8 +82,8 @@ def explain(logs: Iterable[str], codes: Sequence[int | None] = ()) -> Failure:
     if any(code in (-signal.SIGKILL, 128 + signal.SIGKILL) for code in ended):
         return Failure(
             "killed",
-            "the server was killed with SIGKILL",
-            "by someone, or for want of host memory: `dmesg -T | grep -i oom` on the host",
+            "killed (SIGKILL), most often because the machine ran out of memory: the server",
+            "`dmesg -T | grep -i oom` on the host says whether; else somebody ended it",
             said,
         )
     if ended:

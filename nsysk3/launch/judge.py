@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from nsysk3.launch import checks_machine as machine
 from nsysk3.launch import checks_software as software
 from nsysk3.launch.checks import Answers, Check, Verdicts
+from nsysk3.launch.checks_memory import check_memory
 from nsysk3.launch.plan import NodePlan, Plan
 
 # A few milliseconds shift arrows between hosts; that is said, not refused.
@@ -15,6 +16,7 @@ _GOOD_CLOCK_NS = 5_000_000
 _CHECKS: tuple[tuple[str, Callable[[Plan, NodePlan, Answers], Verdicts]], ...] = (
     ("nsys", software.check_nsys),
     ("GPUs", machine.check_gpus),
+    ("memory", check_memory),
     ("driver", machine.check_driver),
     ("image", software.check_image),
     ("server", software.check_packages),

@@ -127,12 +127,13 @@ def make_plan(
         hosts, pp, tp, ep, base_gpu=number(args, 0, "--base-gpu-id"), gpu_step=number(args, 1, "--gpu-id-step")
     )
     depth = number(args, 0, "--pp-async-batch-depth")
+    ranged = not runs_on_cpu(settings, args)
     steps = settings.window.forwards + 2 * (pp + depth)
     requests = _requests(settings, steps)
     address, bind = _addresses(settings)
     nodes = tuple(
         _node(settings, args, placed[node], node=node, pp=pp, tp=tp, ep=ep, meet=address, bind=bind, run_id=run_id,
-              profiled=profiled)
+              profiled=profiled, ranged=ranged)
         for node in range(len(hosts))
     )  # fmt: skip
     return Plan(
@@ -151,7 +152,15 @@ def make_plan(
         gpu_bytes=model.gpu_bytes(layers, tp) if model and layers else (),
         model=model,
         warnings=tuple(
-            advice.warnings(settings, args, pp=pp, depth=depth, steps=steps if profiled else 0, requests=requests)
+            advice.warnings(
+                settings,
+                args,
+                pp=pp,
+                depth=depth,
+                steps=steps if profiled else 0,
+                requests=requests,
+                no_gpu=profiled and not ranged,
+            )
         ),
         notes=tuple(advice.notes(settings, args, pp=pp, tp=tp, depth=depth)),
     )
@@ -249,7 +258,7 @@ def _in_url(address: str) -> str:
 
 def _node(
     settings: Settings, args: Sequence[str], ranks: tuple[RankEntry, ...], *, node: int, pp: int, tp: int, ep: int,
-    meet: str, bind: str, run_id: str, profiled: bool,
+    meet: str, bind: str, run_id: str, profiled: bool, ranged: bool,
 ) -> NodePlan:  # fmt: skip
     cluster = settings.cluster
     scratch = f"{cluster.scratch.rstrip('/')}/nsysk3-{run_id}-{node}"  # two hosts of a plan can be one machine
@@ -261,7 +270,7 @@ def _node(
         settings, args, pp=pp, tp=tp, ep=ep, node=node, nodes=len(cluster.hosts),
         meet=f"{_in_url(meet)}:{cluster.dist_port}", bind=bind,
     )  # fmt: skip
-    around = nsys_command(settings, report, ranged=not runs_on_cpu(settings, args)) if report else ()
+    around = nsys_command(settings, report, ranged=ranged) if report else ()
     inside = (*around, *server)
     container = f"nsysk3-{run_id}-{node}" if settings.container.cli else None
     outside = in_container(settings, container, run_id, env, scratch) if container else ()

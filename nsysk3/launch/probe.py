@@ -274,10 +274,18 @@ def ask_disk(path: str) -> dict[str, Any]:
 
 
 def ask_memory(_: Any) -> dict[str, Any]:
-    """Shared memory and the limit of locked memory, which NCCL and RDMA need; None: no limit."""
+    """Shared memory and the limit of locked memory, which NCCL and RDMA need (None: no limit); and what is free."""
     locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     shm = shutil.disk_usage("/dev/shm").total if Path("/dev/shm").is_dir() else 0
-    return {"shm": shm, "memlock": None if locked == resource.RLIM_INFINITY else locked}
+    return {"shm": shm, "memlock": None if locked == resource.RLIM_INFINITY else locked, "available": _available()}
+
+
+def _available() -> int | None:
+    """Bytes of memory to be had: of the machine, or as many as a container may have at all where that is less."""
+    free = re.search(r"^MemAvailable:\s*(\d+) kB", _read("/proc/meminfo"), re.MULTILINE)
+    groups = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+    limits = [int(text) for text in map(_read, groups) if text.isdigit()]
+    return min([*limits, *([int(free.group(1)) * 1024] if free else [])], default=None)
 
 
 def ask_packages(what: dict[str, Any]) -> dict[str, Any]:

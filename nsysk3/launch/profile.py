@@ -45,6 +45,7 @@ def run_profile(
     say: Say,
     analyze: bool = True,
     report: bool = True,
+    summary: bool = True,
     preflight: Literal["stop", "go on", "skip"] = "stop",
     show: Callable[[Preflight], None] | None = None,
 ) -> Path:
@@ -56,6 +57,7 @@ def run_profile(
         say: told what happens, a line each.
         analyze: analyse the traces afterwards.
         report: and write report.html.
+        summary: and print what was found.
         preflight: what to do about a fatal problem of a host: stop, go on all the same, or not to look at all.
         show: gets what preflight found.
 
@@ -73,7 +75,7 @@ def run_profile(
             run = _Run(plan, out, _unbreakable(say), journal, presses)
             run.measure(preflight, show)
             if analyze:
-                analyze_run(out, journal, run.say, report=report, expect_kernels=run.has_gpus)
+                analyze_run(out, journal, run.say, report=report, expect_kernels=run.has_gpus, summary=summary)
             journal.step("done")
         except KeyboardInterrupt:
             presses.ignore()

@@ -12,6 +12,7 @@ from rich.text import Text
 from nsysk3.compare.derived import NOT_MEASURED
 from nsysk3.compare.model import Comparison, Delta, Group, Row, Unit, Value
 from nsysk3.compare.samples import LAYERS, WHOLE
+from nsysk3.compare.spoken import NO_WALL_TIME
 from nsysk3.compare.statistics import ONE_RUN
 from nsysk3.compare.verdict import decimals
 from nsysk3.report.text import clean
@@ -76,7 +77,7 @@ def grouped(comparison: Comparison) -> Iterator[tuple[Group, list[Row]]]:
         rows = [row for row in comparison.rows if row.group == group]
         if group not in ("headline", "forward"):
             rows = [row for row in rows if row == comparison.row(row.metric) and any(v.value for v in row.values)]
-        rows = [row for row in rows if any(value.value is not None for value in row.values)]
+        rows = [row for row in rows if any(value.value is not None or _unlike(value) for value in row.values)]
         if rows:
             yield group, rows
 
@@ -177,13 +178,18 @@ def _why(comparison: Comparison, row: Row, none: bool) -> str | None:
     reasons: dict[str, list[str]] = {}
     for label, value in zip(comparison.labels, row.values, strict=True):
         # That one run did nothing of a kind in its window is what its dash says.
-        if value.value is None and (none or row.scope != "window"):
+        if value.value is None and (none or row.scope != "window" or _unlike(value)):
             reasons.setdefault(clean(value.reason or NOT_MEASURED), []).append(clean(label))
     if not reasons:
         return None
     if [len(labels) for labels in reasons.values()] == [len(row.values)]:
         return f": {next(iter(reasons))}"
     return " " + "; ".join(f"of {', '.join(labels)}: {reason}" for reason, labels in reasons.items())
+
+
+def _unlike(value: Value) -> bool:
+    """Whether the windows of a run are too unlike for a number of all of it: no dash says that."""
+    return NO_WALL_TIME in (value.reason or "")
 
 
 def scope(row: Row) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from nsysk3.compare.model import Comparison, Delta, Row
 from nsysk3.report.compare_terminal import TITLES, caption, change, grouped, number, samples, scope, span
-from nsysk3.report.text import clean
+from nsysk3.report.text import NO_MEDIANS, clean
 from nsysk3.report.units import count, milliseconds, percent
 from nsysk3.result import Result
 from nsysk3.run.words import counted
@@ -25,7 +25,6 @@ def render_result(result: Result) -> str:
     """One run: its findings in words, medians over stable ranks, and where the window went."""
     document = result.document
     stable = document.summary["stable_ranks"]
-    median = document.summary["median"]
     ranks = counted(len(document.ranks), "rank")
     lines = [f"### nsysk3: {ranks}, {stable} stable, window {text(document.window.used)}", ""]
     if document.simulated:
@@ -37,18 +36,23 @@ def render_result(result: Result) -> str:
     more = [f"**Missing**: {len(problems) - _PROBLEMS} more"] if len(problems) > _PROBLEMS else []
     lines += [f"- {problem}" for problem in [*problems[:_PROBLEMS], *more]]
     lines += [f"- {text(sentence)}" for sentence in document.sentences]
+    lines += ["", *(_medians(result) if stable else [NO_MEDIANS])]
+    lines += ["", *(f"> {text(note)}" for note in document.notes)] if document.notes else []
+    return "\n".join(lines) + "\n"
+
+
+def _medians(result: Result) -> Iterator[str]:
+    median = result.document.summary["median"]
     wanted = ("window", "compute", "overlap", "exposed_comm", "idle", "allreduce_total", "p2p_total")
     cells = [(name.replace("_", " "), milliseconds(median.get(f"{name}_ns"))) for name in wanted]
     cells.append(("allreduce count", count(median.get("allreduce_count"))))
     cells.append(("allreduce p50", milliseconds(median.get("allreduce_p50_ns"), 2)))
-    lines += ["", *_table(["median over stable ranks", "ms"], cells)]
+    yield from _table(["median over stable ranks", "ms"], cells)
     budget = result.tables["budget_summary"].select("group", "bucket", "ns", "share")
     spent = [
         (group, bucket.replace("_", " "), milliseconds(ns), percent(part)) for group, bucket, ns, part in budget.rows()
     ]
-    lines += ["", *_table(["where the window went", "", "ms", "%"], spent)]
-    lines += ["", *(f"> {text(note)}" for note in document.notes)] if document.notes else []
-    return "\n".join(lines) + "\n"
+    yield from ("", *_table(["where the window went", "", "ms", "%"], spent))
 
 
 def render_comparison(comparison: Comparison) -> str:

@@ -13,7 +13,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from nsysk3.report.text import NO_GPU, clean, origin
+from nsysk3.report.text import NO_GPU, NO_MEDIANS, clean, origin
 from nsysk3.report.units import count, duration, milliseconds, percent
 from nsysk3.result import RankMetrics, Result
 from nsysk3.run.words import counted
@@ -58,13 +58,16 @@ def print_result(result: Result, out: Console) -> None:
     if document.simulated:
         out.print(f"[bold yellow]simulated[/]: {escape(origin(document.simulated) or NO_GPU)}")
     _print_whole((rank_table(result, width) for width in _HOST_WIDTHS), out)
-    _print_whole([budget_table(result)], out)
+    if stable:
+        _print_whole([budget_table(result)], out)
+    else:
+        out.print(f"{NO_MEDIANS}\n")
     if document.sentences:
         out.print("[bold]In words[/]")
         for sentence in document.sentences:
             out.print(Padding(Text(clean(sentence, _LONGEST_NOTE)), (0, 0, 0, 1)))
         out.print()
-    if result.tables["top_kernels"].height:
+    if stable and result.tables["top_kernels"].height:
         _print_whole([kernel_table(result)], out)
     for line in _clock_lines(result):
         out.print(Text(clean(line)))

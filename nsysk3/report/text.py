@@ -12,6 +12,8 @@ from nsysk3.report.units import milliseconds, percent
 # What simulations of ours begin with, and every banner says itself.
 _SIMULATED = re.compile(r"simulated\b[\s,:;-]*", re.IGNORECASE)
 NO_GPU = "no GPU made these traces"
+# In place of tables over ranks; pages have it in their catalogue.
+NO_MEDIANS = "No rank is stable: no medians over ranks, and no kernel means."
 # A name longer than this is cut in the middle: symbols differ at both ends.
 NAME_LENGTH = 160
 # What a cell or a hover may hold at all.

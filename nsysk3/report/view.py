@@ -9,7 +9,7 @@ from typing import Any
 
 import polars as pl
 
-from nsysk3.report.blocks import Block, Section
+from nsysk3.report.blocks import Block, Prose, Section
 from nsysk3.report.catalogue import Catalogue
 from nsysk3.report.text import clean
 from nsysk3.result import Result, ResultDocument
@@ -60,6 +60,11 @@ class View:
     def stable(self) -> list[int]:
         """Row numbers of the stable ranks."""
         return [row for row, rank in enumerate(self.document.ranks) if rank.stable]
+
+    @property
+    def no_medians(self) -> Prose | None:
+        """What is said in place of numbers over ranks; None where some rank is stable."""
+        return None if self.stable else Prose(((self.texts("verdict.no_medians"), self.texts.lang),), kind="note")
 
     def rank_name(self, rank: int) -> str:
         """``stage 1`` where a stage is one rank, ``stage 1 · rank 5`` where it is several, else ``rank 5``."""

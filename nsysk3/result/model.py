@@ -84,6 +84,9 @@ class ReportInfo(_Model):
     schema_version: str | None = Field(description="Version of the export's schema.")
     clock: str = Field(description="Where UTC comes from: session start, already UTC, none.")
     diagnostics: list[str] = Field(description="Nsight's own warnings and errors.")
+    size_bytes: int | None = Field(default=None, description="Of the file; null for a folder.")
+    start_utc_ns: int | None = Field(default=None, description="When recording began; null: it does not say.")
+    end_utc_ns: int | None = Field(default=None, description="When recording ended; null like start_utc_ns.")
 
 
 class ProblemInfo(_Model):

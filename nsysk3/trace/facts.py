@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import polars as pl
 
@@ -21,7 +22,8 @@ Known = dict[str, int]
 class ReportFacts:
     """What the analysis of a whole run needs of one report; it can travel, as an open export cannot.
 
-    ``path``: as given.  ``to_utc_ns``, ``time_shift_ns``, ``end_ns``: see Report.  ``diagnostics``: those that matter.
+    ``path``: as given; ``size_bytes``: of that file, None of a folder.
+    ``to_utc_ns``, ``time_shift_ns``, ``end_ns``, ``recorded_utc_ns``: see Report.  ``diagnostics``: those that matter.
     By process: ``marks`` (nsysk3's own markers), ``mpi`` (world rank), ``titles`` (of SGLang's schedulers);
     ``environment``: rank variables of the launched process.  ``simulated``: see Report.
     """
@@ -36,6 +38,8 @@ class ReportFacts:
     to_utc_ns: int
     time_shift_ns: int
     end_ns: int | None
+    recorded_utc_ns: tuple[int, int] | None
+    size_bytes: int | None
     diagnostics: tuple[str, ...]
     marks: Mapping[int, Known]
     mpi: Mapping[int, int]
@@ -57,6 +61,8 @@ def facts_of(report: Report, path: str | None = None) -> ReportFacts:
         to_utc_ns=report.to_utc_ns,
         time_shift_ns=report.time_shift_ns,
         end_ns=report.end_ns,
+        recorded_utc_ns=report.recorded_utc_ns,
+        size_bytes=size_of(report.path),
         diagnostics=tuple(diagnostic.text for diagnostic in report.diagnostics if diagnostic.matters),
         marks=_marks(report),
         mpi=_mpi(report),
@@ -64,6 +70,11 @@ def facts_of(report: Report, path: str | None = None) -> ReportFacts:
         environment=dict(report.rank_environment),
         simulated=report.simulated,
     )
+
+
+def size_of(path: Path) -> int | None:
+    """Bytes of a file; None of a folder."""
+    return path.stat().st_size if path.is_file() else None
 
 
 def _marks(report: Report) -> dict[int, Known]:

@@ -15,11 +15,14 @@ from nsysk3.run.inputs import Inputs, Problem, find_inputs, is_export_dir, run_o
 from nsysk3.run.manifest import MANIFEST_NAME, Manifest, RankEntry, read_manifest
 from nsysk3.run.remote import AnyPath, to_path
 from nsysk3.trace.absent import absent_ranks
+from nsysk3.trace.another_run import without_foreign_settings
 from nsysk3.trace.contradictions import map_notes, without_contradicted
 from nsysk3.trace.facts import ReportFacts
 from nsysk3.trace.identity import Rank, UserMap, identify
+from nsysk3.trace.moments import recorded_apart
 from nsysk3.trace.part import Part, Seen, Tool, open_trace, read_part
 from nsysk3.trace.report import Report
+from nsysk3.trace.strange_hosts import strange_hosts
 
 Progress = Callable[[str], None]
 
@@ -167,6 +170,8 @@ def assemble(
     wrong: tuple[Problem, ...] = ()
     if run_dir is not None and manifest:
         manifest, wrong = without_contradicted(str(run_dir / MANIFEST_NAME), manifest, seen, places)
+        if not wrong:  # what is said of its layout says as much
+            manifest, wrong = without_foreign_settings(str(run_dir / MANIFEST_NAME), manifest, seen)
     if mapped and (useless := mapped.useless(places)):
         wrong, mapped = (*wrong, Problem(str(mapped.path), useless)), None
     labelled = identify(facts, places, manifest=manifest, user_map=mapped, nccl_inits=inits)
@@ -174,14 +179,16 @@ def assemble(
     names = every_name.with_row_index("name_id")
     own = [each.names.join(names, on=["short_name", "name"], how="left").sort("name_id") for each in seen]
     missing = absent_ranks(run_dir, manifest, mapped, labelled, problems)
-    notes = map_notes(mapped, seen, labelled) if mapped else []
+    notes = [*_unread(paths, run_dir), *(map_notes(mapped, seen, labelled) if mapped else ())]
+    if run_dir is not None and manifest and not mapped:
+        notes += strange_hosts(str(run_dir / MANIFEST_NAME), manifest, labelled)
     if mapped and not any(problem.path == str(mapped.path) for problem in missing.problems):
         notes += mapped.idle(places)
     return Roster(
         paths, run_dir, manifest, facts, _rank_frame(labelled, seen), names,
         tuple(each["name_id_right"] for each in own), pl.concat(each.sizes for each in seen).unique(),
         missing.listed, missing.unplaced, (*problems, *wrong, *missing.problems),
-        (*_unread(paths, run_dir), *notes, *_shared_gpus(labelled), *(note for each in seen for note in each.notes)),
+        (*notes, *_shared_gpus(labelled), *recorded_apart(facts), *(note for each in seen for note in each.notes)),
     )  # fmt: skip
 
 

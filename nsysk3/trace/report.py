@@ -130,6 +130,13 @@ class Report:
         rows = self.source.read("ANALYSIS_DETAILS", ("duration",)).filter(pl.col("duration").is_between(0, _LATEST_NS))
         return rows.item(0, 0) + self.time_shift_ns if rows.height else None
 
+    @property
+    def recorded_utc_ns(self) -> tuple[int, int] | None:
+        """UTC at which recording began and ended; None where the report does not say."""
+        if self.utc_epoch_ns is None or self.end_ns is None:
+            return None
+        return self.to_utc_ns + self.time_shift_ns, self.to_utc_ns + self.end_ns
+
     @cached_property
     def strings(self) -> pl.DataFrame:
         """StringIds: ``id`` (Int64), ``value``."""

@@ -59,9 +59,8 @@ class MLAAttention(nn.Module):
         keys, v = keys_values.split(self.head_dim, dim=-1)
         shared = latents[:, None, self.kv_lora :].expand(length, self.heads, self.shared)
         k = torch.cat([keys, shared], dim=-1)
-        if q.is_cuda:
-            # The fastest kernels want values as wide as keys.
-            v = functional.pad(v, (0, self.shared))
+        # The fast kernels want values as wide as keys; the others keep every score, gigabytes of a long prompt.
+        v = functional.pad(v, (0, self.shared))
         q, k, v = (each.transpose(0, 1).unsqueeze(0) for each in (q, k, v))
         return _causal(q, k, v)[0].transpose(0, 1)[..., : self.head_dim]
 

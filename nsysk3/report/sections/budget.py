@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any
 
-from nsysk3.report.blocks import Column, Figure, Legend, Raw, Section, make_table
+from nsysk3.report.blocks import Column, Figure, Legend, Raw, Section, Table, make_table
 from nsysk3.report.draw.bars import NARROW, WIDE, Bar, Part, bars
 from nsysk3.report.text import duration
 from nsysk3.report.units import percent
@@ -17,7 +17,7 @@ BARS = 40
 
 def budget(view: View) -> Section:
     """The stacked bars, the table of medians behind them, and every rank's buckets."""
-    return view.section("budget", budget_figure(view), _rank_table(view))
+    return view.section("budget", view.no_medians, budget_figure(view), _every_rank(view) if view.stable else None)
 
 
 def budget_figure(view: View) -> Figure:
@@ -50,7 +50,7 @@ def budget_figure(view: View) -> Figure:
         width: bars(rows, view.texts("fig.budget.alt"), width=width, top=1.0, unit="%", scale=100)
         for width in (WIDE, NARROW)
     }
-    table = make_table(
+    table = _rank_table(view) if view.no_medians else make_table(
         view.texts, "groups", [_named(view, row) for row in view.rows("budget_summary")],
         (Column("group", "code", "stable"), Column("bucket", "bucket", "budget"), Column("ns", "ms"),
          Column("share", "share"), Column("low_ns", "ms"), Column("high_ns", "ms")),
@@ -82,11 +82,15 @@ def _named(view: View, row: dict[str, Any]) -> dict[str, Any]:
     return {**row, "group": view.group_name(row["group"])}
 
 
-def _rank_table(view: View) -> Raw:
+def _every_rank(view: View) -> Raw:
+    table = _rank_table(view)
+    return Raw("details", {"summary": table.caption, "table": table})
+
+
+def _rank_table(view: View) -> Table:
     rows = [{**row, "world_rank": view.world.get(row["rank"])} for row in view.rows("budget") if row["ns"]]
     columns = (
         Column("world_rank", "count", "identity"), Column("bucket", "bucket", "budget"), Column("ns", "ms"),
         Column("share", "share"),
     )  # fmt: skip
-    table = make_table(view.texts, "budget", rows, columns, file="budget.parquet")
-    return Raw("details", {"summary": table.caption, "table": table})
+    return make_table(view.texts, "budget", rows, columns, file="budget.parquet")

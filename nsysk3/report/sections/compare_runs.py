@@ -40,6 +40,8 @@ def budgets(runs: Runs, texts: Catalogue) -> Section:
         for place, (group, cells) in enumerate(groups.items()):
             name = label if len(groups) == 1 else f"{label} · {view.group_name(group)}"
             rows.append(Bar(name, group_parts(view, cells), strong=place == 0, gap=place == 0 and bool(rows)))
+    notes = [texts("fig.budget.note")]
+    notes += [f"{label}: {texts('verdict.no_medians')}" for label, view in runs if not view.stable]
     order = [bucket for bucket in texts.texts["bucket"] if bucket in seen]
     alt = texts("fig.budget.alt")
     wide, narrow = (bars(rows, alt, width=width, top=1.0, unit="%", scale=100) for width in (WIDE, NARROW))
@@ -50,7 +52,7 @@ def budgets(runs: Runs, texts: Catalogue) -> Section:
     table = make_table(texts, "groups", listed, columns)
     legend = tuple(Legend(f"b-{bucket}", texts(f"bucket.{bucket}")) for bucket in order)
     title = texts("fig.budget.title_runs")
-    figure = Figure("budget", title, alt, wide, narrow, table, legend, (texts("fig.budget.note"),))
+    figure = Figure("budget", title, alt, wide, narrow, table, legend, tuple(notes))
     return make_section(texts, "budget", figure)
 
 

@@ -15,7 +15,8 @@ _BARS = 20
 
 def kernels(view: View) -> Section:
     """The categories and the top of the list."""
-    return view.section("kernels", category_figure(view), top_table(view))
+    means = (category_figure(view), top_table(view))
+    return view.section("kernels", *((view.no_medians,) if view.no_medians else means))
 
 
 def category_figure(view: View) -> Figure | None:

@@ -40,7 +40,7 @@ _RANK = (
 
 def summary(view: View) -> Section:
     """Medians, then one row a rank."""
-    return view.section("summary", median_table(view), rank_table(view))
+    return view.section("summary", view.no_medians or median_table(view), rank_table(view))
 
 
 def median_table(view: View) -> Table:
@@ -50,8 +50,6 @@ def median_table(view: View) -> Table:
     rows: list[dict[str, Any]] = []
     for metric, kind, term in METRICS:
         reason = view.document.not_measured.get(metric, view.texts("ui.no_reason"))
-        if not view.stable:
-            reason = view.texts("verdict.no_stable", reason="")
         row: dict[str, Any] = {"metric": metric, "kind_of": kind, "term_of": term}
         for word, column in words:
             if word in found:
