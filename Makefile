@@ -31,8 +31,9 @@ lint: $(STAMP)
 	$(BIN)/ruff format -q --check .
 	$(BIN)/mypy
 
+# Three processes on two cores, for many tests wait; with bytecode, or each of hundreds of commands compiles nsysk3 anew.
 test: lint
-	$(BIN)/pytest -q -n 3 --dist worksteal
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/pytest -q -n 3 --dist worksteal
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/bench.py

@@ -112,7 +112,7 @@ class SqliteSource:
             raise InputError(f"{self.path}: empty file; export the report again with `nsys export -t sqlite`")
         if magic != _SQLITE_MAGIC:
             raise InputError(f"{self.path}: not an SQLite file; give an .nsys-rep or an export made by `nsys export`")
-        _ = self._tables
+        _ = self._names
 
     @property
     def _uri(self) -> str:
@@ -129,22 +129,35 @@ class SqliteSource:
         return sa.create_engine("sqlite://", creator=connect, poolclass=sa.pool.NullPool)
 
     @cached_property
-    def _tables(self) -> dict[str, sa.Table]:
+    def _names(self) -> dict[str, list[str]]:
+        """Columns of each table, in one query: an export has ninety tables, of which a dozen are read."""
+        query = sa.text(
+            "SELECT m.name, c.name FROM sqlite_master AS m JOIN pragma_table_info(m.name) AS c "
+            "WHERE m.type = 'table' ORDER BY m.name, c.cid"
+        )
+        names: dict[str, list[str]] = {}
         try:
-            inspector = sa.inspect(self._engine)
-            names = inspector.get_table_names()
-            wanted = [name for name in names if not name.startswith(("ENUM_", "sqlite_"))]
-            return {name: _bare_table(name, [c["name"] for c in inspector.get_columns(name)]) for name in wanted}
+            with self._engine.connect() as connection:
+                for table, column in connection.execute(query):
+                    if not table.startswith(("ENUM_", "sqlite_")):
+                        names.setdefault(table, []).append(column)
         except (sa.exc.SQLAlchemyError, sqlite3.Error, UnicodeError) as error:
             raise self._broken(error) from error
+        return names
+
+    @cached_property
+    def _made(self) -> dict[str, sa.Table]:
+        return {}
 
     def _broken(self, error: BaseException) -> InputError:
         detail = str(getattr(error, "orig", None) or error).splitlines()[0] if str(error) else type(error).__name__
         return InputError(f"{self.path}: damaged or truncated SQLite file ({detail}); export the report again")
 
     def _table(self, table: str) -> sa.Table | None:
-        name = versioned(self._tables, table)
-        return None if name is None else self._tables[name]
+        name = versioned(self._names, table)
+        if name is not None and name not in self._made:
+            self._made[name] = _bare_table(name, self._names[name])
+        return None if name is None else self._made[name]
 
     def columns(self, table: str) -> tuple[str, ...]:
         """See Source."""
