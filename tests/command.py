@@ -26,6 +26,7 @@ class Ran(NamedTuple):
 def run(*arguments: object) -> Ran:
     """Run ``nsysk3 ARGUMENTS``; anything that escapes ``main`` but SystemExit is a fault of ours and is raised."""
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    hook = sys.unraisablehook
     out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
     code = 0
     with (
@@ -40,6 +41,7 @@ def run(*arguments: object) -> Ran:
         finally:
             for number, handler in handlers.items():
                 signal.signal(number, handler)
+            sys.unraisablehook = hook
     texts = []
     for stream in (out, err):
         stream.seek(0)

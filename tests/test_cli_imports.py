@@ -37,11 +37,17 @@ ENDS = """
 import atexit, signal, sys, weakref
 import nsysk3.cli
 from nsysk3.__main__ import main
-class Thing: pass
+class Thing:
+    def __del__(self):
+        raise AttributeError("half made")
 def run(*_, **__):
+    if sys.argv[1] == "half made":
+        kept = Thing()
+        raise nsysk3.cli.InterruptedRunError("interrupted by SIGINT")
     if sys.argv[1] == "lost":
         thing = Thing()
         gone = weakref.ref(thing, lambda _: signal.raise_signal(signal.SIGINT))
+        Thing.__del__ = lambda _: None
         del thing
         signal.sigtimedwait([], 600)
 nsysk3.cli.app = run
@@ -50,7 +56,14 @@ main()
 """
 
 
-@pytest.mark.parametrize(("way", "code", "said"), [("lost", 130, "nsysk3: interrupted\n"), ("done", 0, "")])
+@pytest.mark.parametrize(
+    ("way", "code", "said"),
+    [
+        ("lost", 130, "nsysk3: interrupted\n"),
+        ("done", 0, ""),
+        ("half made", 130, "nsysk3: interrupted by SIGINT\n"),
+    ],
+)
 def test_ctrl_c_is_heeded_until_the_end_and_not_after(way: str, code: int, said: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", ENDS, way], capture_output=True, text=True, check=False, timeout=100

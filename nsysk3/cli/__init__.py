@@ -125,8 +125,14 @@ def _be_deaf() -> None:
 
 def _fail(text: str, code: int) -> NoReturn:
     _be_deaf()
+    if code == InterruptedRunError.exit_code:
+        sys.unraisablehook = _say_nothing
     print(f"nsysk3: {clean(' '.join(text.split()), 4000)}", file=sys.stderr)
     sys.exit(code)
+
+
+def _say_nothing(_: sys.UnraisableHookArgs) -> None:
+    """An object that Ctrl-C left half made, such as an event loop, may fail as it goes: nobody's business."""
 
 
 def _reader_left(stop: BaseException | None) -> bool:

@@ -66,6 +66,7 @@ class Cluster(Team):
         self._heard: dict[str, tuple[float, float]] = {}
         self._asked = -float(_ASK_S)
         self._deserted: float | None = None
+        self._waiting = False
         self._keepers: dict[str, Any] = {}
         self._given: dict[str, tuple[str, int, Any]] = {}
         self._silent: dict[str, float] = {}
@@ -111,9 +112,11 @@ class Cluster(Team):
                 self._doubt()
         self._asked = now
         if self._found:
-            self._deserted = None
+            self._deserted, self._waiting = None, False
         elif self._deserted is None:
-            self._deserted = now
+            self._deserted = now  # said when asked again: of a scheduler that dies the workers go first
+        elif not self._waiting:
+            self._waiting = True
             _tell(f"{self._address}: no worker answers; waiting up to {self._patience_s:g} s for one")
         elif now - self._deserted > self._patience_s:
             raise MissingToolError(
