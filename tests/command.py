@@ -12,7 +12,7 @@ from unittest.mock import patch
 
 from nsysk3.cli import main
 
-COMMAND = [sys.executable, "-c", "from nsysk3.cli import main; main()"]
+COMMAND = [sys.executable, "-c", "from nsysk3.__main__ import main; main()"]
 
 
 class Ran(NamedTuple):
