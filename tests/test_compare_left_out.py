@@ -135,8 +135,8 @@ def problems(result: Result, count: int, **update: object) -> Result:
 def test_markdown_of_a_run_names_what_is_missing() -> None:
     text = render_result(problems(run(), 5, simulated="simulated"))
     assert "**Simulated**\n" in text
-    assert "- **Missing**: r0: no rank\n" in text
-    assert "- **Missing**: r2: no rank\n- **Missing**: 2 more\n" in text
+    assert "- **Problem**: r0: no rank\n" in text
+    assert "- **Problem**: r2: no rank\n- **Problem**: 2 more\n" in text
     assert "**Simulated, calibrated**" in render_result(problems(run(), 0, simulated="simulated, calibrated"))
     assert "**Simulated**: by hand" in render_result(problems(run(), 0, simulated="by hand"))
     assert "Missing" not in render_result(problems(run(), 0))

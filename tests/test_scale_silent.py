@@ -14,7 +14,9 @@ from dask_processes import DaskProcesses
 from scale_runs import TWO, assert_same
 
 import nsysk3
+from nsysk3.result import Result
 from nsysk3.scale.cluster import Cluster
+from nsysk3.scale.crew import Crew
 from nsysk3.scale.pool import Pool
 
 
@@ -30,6 +32,13 @@ class Stopped(Pool):
         super().give(member, report, number, calls)
 
 
+def found_though(said: str, crew: Crew, found: Result, capsys: pytest.CaptureFixture[str]) -> None:
+    """All was found, one report was done again, and one line, a pattern, said so."""
+    assert_same(nsysk3.analyze(TWO), found)
+    assert crew.account.repeated == 1
+    assert re.fullmatch(f"nsysk3: {said}\n", capsys.readouterr().err)
+
+
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="only Linux tells who is stopped")
 def test_a_stopped_process_is_ended_and_replaced(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -37,13 +46,8 @@ def test_a_stopped_process_is_ended_and_replaced(
     monkeypatch.setattr("nsysk3.scale.pool._STOPPED_S", 2)
     with Stopped(2) as crew:
         found = nsysk3.analyze(TWO, crew=crew)
-    assert_same(nsysk3.analyze(TWO), found)
-    assert crew.account.repeated == 1
-    assert re.fullmatch(
-        r"nsysk3: worker process \d+ has been stopped for 2 s while reading node0 \(1/2\); "
-        r"it is ended, another does that\n",
-        capsys.readouterr().err,
-    )
+    stopped = r"worker process \d+ has been stopped for 2 s while reading node0 \(1/2\); it is ended, another does that"
+    found_though(stopped, crew, found, capsys)
 
 
 def test_what_a_silent_dask_worker_has_goes_to_another(
@@ -71,10 +75,5 @@ def test_what_a_silent_dask_worker_has_goes_to_another(
         monkeypatch.setattr(Cluster, "give", hang)
         monkeypatch.setattr(Cluster, "_speaking", silent)
         found = nsysk3.analyze(TWO, crew=crew)
-    assert_same(nsysk3.analyze(TWO), found)
-    assert crew.account.repeated == 1
-    assert re.fullmatch(
-        rf"nsysk3: {hung[0]}: this worker has been silent for 130 s while reading node\d \(\d/2\); "
-        r"after 120 s another does that\n",
-        capsys.readouterr().err,
-    )
+    silence = rf"{hung[0]}: this worker has been silent for 130 s while reading node\d \(\d/2\)"
+    found_though(f"{silence}; after 120 s another does that", crew, found, capsys)

@@ -32,8 +32,8 @@ def render_result(result: Result) -> str:
         # What says so itself needs no word before it.
         own = said.lower().startswith("simulated")
         lines += [f"**{said[0].upper()}{said[1:]}**" if own else f"**Simulated**: {said}", ""]
-    problems = [f"**Missing**: {text(problem.message)}" for problem in document.problems]
-    more = [f"**Missing**: {len(problems) - _PROBLEMS} more"] if len(problems) > _PROBLEMS else []
+    problems = [f"**Problem**: {text(problem.message)}" for problem in document.problems]
+    more = [f"**Problem**: {len(problems) - _PROBLEMS} more"] if len(problems) > _PROBLEMS else []
     lines += [f"- {problem}" for problem in [*problems[:_PROBLEMS], *more]]
     lines += [f"- {text(sentence)}" for sentence in document.sentences]
     lines += ["", *(_medians(result) if stable else [NO_MEDIANS])]

@@ -180,7 +180,7 @@ def assemble(
     own = [each.names.join(names, on=["short_name", "name"], how="left").sort("name_id") for each in seen]
     missing = absent_ranks(run_dir, manifest, mapped, labelled, problems)
     notes = [*_unread(paths, run_dir), *(map_notes(mapped, seen, labelled) if mapped else ())]
-    if run_dir is not None and manifest and not mapped:
+    if run_dir is not None and manifest and not mapped and not missing.unplaced:  # which says so of the hosts
         notes += strange_hosts(str(run_dir / MANIFEST_NAME), manifest, labelled)
     if mapped and not any(problem.path == str(mapped.path) for problem in missing.problems):
         notes += mapped.idle(places)
