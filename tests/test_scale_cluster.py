@@ -64,9 +64,10 @@ class Deadly(Cluster):
         self._doomed, self._times = (report, step), times
 
     def give(self, member: str, report: int, number: int, calls: Sequence[bytes]) -> None:
-        pids = self._client.run(os.getpid)
+        doomed = (report, number) == self._doomed and self._times > 0
+        pids = self._client.run(os.getpid) if doomed else {}  # not once one is dead
         super().give(member, report, number, calls)
-        if (report, number) == self._doomed and self._times:
+        if doomed:
             self._times -= 1
             for _ in range(500):
                 if self._client.processing(workers=[member])[member]:

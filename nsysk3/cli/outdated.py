@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from nsysk3.errors import NsysK3Error
 from nsysk3.result.store import RESULT_NAME
+from nsysk3.run.inputs import REPORT_SUFFIX
 from nsysk3.run.words import first_of
 from nsysk3.trace.facts import size_of
 
@@ -28,37 +29,40 @@ _SHOWN = 3
 _SETTLED_S = 60
 
 
-def tell_outdated(path: Path) -> None:
-    """Say on stderr which reports are newer than, or gone from, the results that ``path`` means.
+def tell_outdated(path: Path) -> bool:
+    """Say on stderr what is newer than, or gone from, the results that ``path`` means; gives whether anything is.
 
     ``path``: a directory of reports, or the analysis/ folder of a run directory; other results may be of anything.
     """
     from nsysk3.run.inputs import find_inputs
-    from nsysk3.run.manifest import MANIFEST_NAME
+    from nsysk3.run.manifest import MANIFEST_NAME, read_manifest
 
     folder = path.parent if path.name == "analysis" and (path.parent / MANIFEST_NAME).is_file() else path
     results = folder / "analysis" / RESULT_NAME
     if (folder / RESULT_NAME).is_file() or not results.is_file():
-        return
+        return False
     try:
-        reports, useless = _recorded_in(results)
+        document = json.loads(results.read_text("utf-8"))  # the tables are not read for this
+        reports, useless = _recorded_in(document)
         found = find_inputs([folder]).traces
-        news = [path.relative_to(folder) for path in _news(found, reports, useless, results.stat().st_mtime)]
+        news = [str(path.relative_to(folder)) for path in _news(found, reports, useless, results.stat().st_mtime)]
+        manifest = read_manifest(folder)
+        if manifest and manifest.run_id != (document["manifest"] or {}).get("run_id"):
+            news.append(MANIFEST_NAME)
     except (NsysK3Error, OSError, ValueError, LookupError, TypeError):  # whoever uses the results says what is wrong
-        return
-    if news:
-        typer.echo(f"nsysk3: {folder}: its results are older than {first_of(news, _SHOWN)}: analyze it again", err=True)
-    elif gone := _gone(found, reports):
-        typer.echo(
-            f"nsysk3: {folder}: its results hold {first_of(gone, _SHOWN)}, gone since: analyze it again", err=True
-        )
+        return False
+    gone = [] if news else _gone(found, reports)
+    if not news and not gone:
+        return False
+    why = f"are older than {first_of(news, _SHOWN)}" if news else f"hold {first_of(gone, _SHOWN)}, gone since"
+    typer.echo(f"nsysk3: {folder}: its results {why}: analyze it again", err=True)
+    return True
 
 
-def _recorded_in(results: Path) -> tuple[list[ReportInfo], set[str]]:
-    """Of result.json the reports, and the names of files that gave no rank; the tables are not read for this."""
+def _recorded_in(document: dict[str, Any]) -> tuple[list[ReportInfo], set[str]]:
+    """Of result.json the reports, and the names of files that gave no rank."""
     from nsysk3.result.model import ReportInfo
 
-    document = json.loads(results.read_text("utf-8"))
     useless = {PurePath(problem["path"]).name for problem in document["problems"]}
     return [ReportInfo.model_validate(report) for report in document["reports"]], useless
 
@@ -73,11 +77,17 @@ def _news(
     for trace in found:
         report = known.get(trace.name)
         if report is None:
-            new = trace.path.name not in useless and _recorded(trace) not in renamed
+            new = trace.path.name not in useless and _recorded(trace) not in renamed and not _has_size(trace, reports)
         else:
             new = _replaced(trace, report, made)
         if new:
             yield trace.path
+
+
+def _has_size(trace: TraceInput, reports: Sequence[ReportInfo]) -> bool:
+    """Whether an .nsys-rep, which nobody opens for this, is as large as one in the results: renamed, then."""
+    path = Path(str(trace.path))
+    return path.suffix == REPORT_SUFFIX and size_of(path) in {report.size_bytes for report in reports}
 
 
 def _replaced(trace: TraceInput, report: ReportInfo, made: float) -> bool:
@@ -111,7 +121,6 @@ def _capture(report: ReportInfo) -> tuple[int, int] | None:
 
 def _recorded(trace: TraceInput) -> tuple[int, int] | None:
     """When a report was recorded; None for what no export says yet, or cannot be read."""
-    from nsysk3.run.inputs import REPORT_SUFFIX
     from nsysk3.trace.report import open_report
 
     path = Path(str(trace.path))

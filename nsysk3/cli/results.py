@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -75,12 +76,20 @@ def open_result(path: Path, window: str | None, progress: Callable[[str], None] 
     if folder:
         saved = Result.load(folder)
         if window in (None, saved.document.window.asked):
-            tell_outdated(path)
-            return saved
+            return _as_of_then(saved) if tell_outdated(path) else saved
         if folder == path:
             asked = saved.document.window.asked
             raise InputError(f"{path}: these results are of window {asked}; analyze the traces with {window}")
     return analyzed(path, window, progress)
+
+
+def _as_of_then(saved: Result) -> Result:
+    """A result whose problems are said as those of the time of the analysis: they may have been solved since."""
+    then = [
+        problem.model_copy(update={"message": f"when analysed: {problem.message}"})
+        for problem in saved.document.problems
+    ]
+    return replace(saved, document=saved.document.model_copy(update={"problems": then}))
 
 
 def tell_problems(*results: Result, code: int = PARTIAL) -> None:

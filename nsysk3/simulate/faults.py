@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar
@@ -117,6 +118,9 @@ def _number(fault: Fault, default: _Number, kind: Callable[[str], _Number]) -> _
     if fault.argument is None:
         return default
     try:
-        return kind(fault.argument)
+        value = kind(fault.argument)
     except ValueError as error:
         raise InputError(f"--fault {fault.name}={fault.argument}: not a number") from error
+    if not math.isfinite(value):
+        raise InputError(f"--fault {fault.name}={fault.argument}: not a finite number")
+    return value

@@ -11,7 +11,7 @@ from pathlib import Path
 import polars as pl
 
 from nsysk3.errors import InputError, MissingToolError, NsysK3Error
-from nsysk3.run.inputs import Inputs, Problem, find_inputs, is_export_dir, run_of
+from nsysk3.run.inputs import REPORT_SUFFIX, Inputs, Problem, find_inputs, is_export_dir, run_of
 from nsysk3.run.manifest import MANIFEST_NAME, Manifest, RankEntry, read_manifest
 from nsysk3.run.remote import AnyPath, to_path
 from nsysk3.trace.absent import absent_ranks
@@ -20,6 +20,7 @@ from nsysk3.trace.contradictions import map_notes, without_contradicted
 from nsysk3.trace.facts import ReportFacts
 from nsysk3.trace.identity import Rank, UserMap, identify
 from nsysk3.trace.moments import recorded_apart
+from nsysk3.trace.nsys import left_behind
 from nsysk3.trace.part import Part, Seen, Tool, open_trace, read_part
 from nsysk3.trace.report import Report
 from nsysk3.trace.strange_hosts import strange_hosts
@@ -136,8 +137,20 @@ def directory_of(paths: Sequence[str | AnyPath]) -> Path | None:
 def find_run(paths: str | Path | Sequence[str | Path]) -> tuple[Inputs, Manifest | None, tuple[AnyPath, ...]]:
     """The inputs under paths or URLs, the manifest of a run directory, and the paths as they were given."""
     chosen = tuple(dict.fromkeys(to_path(path) for path in ([paths] if isinstance(paths, str | Path) else paths)))
-    inputs = find_inputs(chosen)
+    inputs = _without_left_behind(find_inputs(chosen))
     return inputs, read_manifest(inputs.run_dir) if inputs.run_dir else None, chosen
+
+
+def _without_left_behind(inputs: Inputs) -> Inputs:
+    """The inputs but for exports that lie beside their report, which was renamed."""
+    reports = [each.path for each in inputs.traces if each.path.name.lower().endswith(REPORT_SUFFIX)]
+    kept = [
+        each
+        for each in inputs.traces
+        if not isinstance(each.path, Path)
+        or not left_behind(each.path, (path for path in reports if path.parent == each.path.parent))
+    ]
+    return replace(inputs, traces=tuple(kept))
 
 
 def problem_of(path: AnyPath, error: NsysK3Error, inputs: Inputs) -> Problem:
@@ -184,11 +197,12 @@ def assemble(
         notes += strange_hosts(str(run_dir / MANIFEST_NAME), manifest, labelled)
     if mapped and not any(problem.path == str(mapped.path) for problem in missing.problems):
         notes += mapped.idle(places)
+    notes += [*_shared_gpus(labelled, facts), *recorded_apart(facts)]
     return Roster(
         paths, run_dir, manifest, facts, _rank_frame(labelled, seen), names,
         tuple(each["name_id_right"] for each in own), pl.concat(each.sizes for each in seen).unique(),
         missing.listed, missing.unplaced, (*problems, *wrong, *missing.problems),
-        (*notes, *_shared_gpus(labelled), *recorded_apart(facts), *(note for each in seen for note in each.notes)),
+        (*notes, *(note for each in seen for note in each.notes)),
     )  # fmt: skip
 
 
@@ -212,8 +226,8 @@ def _unread(paths: Sequence[AnyPath], run_dir: AnyPath | None) -> list[str]:
     return [f"{run / MANIFEST_NAME} was not read: give {run} itself to have its ranks asked for" for run in runs]
 
 
-def _shared_gpus(ranks: list[Rank]) -> list[str]:
-    """GPUs that several reports show: a run uses a GPU once, so these are probably several runs."""
+def _shared_gpus(ranks: list[Rank], facts: Sequence[ReportFacts]) -> list[str]:
+    """GPUs that several reports show: a run uses a GPU once, so these are several runs, or copies of one report."""
     seen: dict[str, set[str]] = {}
     for rank in ranks:
         if rank.gpu_uuid:
@@ -221,9 +235,11 @@ def _shared_gpus(ranks: list[Rank]) -> list[str]:
     twice = sorted({name for names in seen.values() if len(names) > 1 for name in names})
     if not twice:
         return []
-    return [
-        f"the same GPUs are in several reports ({', '.join(twice)}): if these are different runs, analyse each alone"
-    ]
+    shown = f"the same GPUs are in several reports ({', '.join(twice)})"
+    moments = {report.recorded_utc_ns for report in facts if report.name in twice}
+    if len(moments) == 1 and None not in moments:
+        return [f"{shown} of the same moments: they are one capture; analyse one of them"]
+    return [f"{shown}: if these are different runs, analyse each alone"]
 
 
 def _rank_frame(labelled: list[Rank], seen: Sequence[Seen]) -> pl.DataFrame:

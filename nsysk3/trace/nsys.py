@@ -24,6 +24,7 @@ from typing import Literal
 
 from nsysk3.errors import InputError, MissingToolError, NsysK3Error
 from nsysk3.run.files import cache_folder
+from nsysk3.run.inputs import CACHE_MARK
 from nsysk3.trace.child import run_child
 
 Kind = Literal["sqlite", "parquetdir"]
@@ -208,6 +209,17 @@ def _find_cached(rep: Path, key: str, kind: Kind, options: list[str]) -> Path | 
         except (OSError, ValueError, KeyError, TypeError):
             continue  # not there, or not one of ours
     return None
+
+
+def left_behind(export: Path, reports: Iterable[Path]) -> bool:
+    """Whether an export is one of ours, of a report that has another name by now: one of ``reports``."""
+    if CACHE_MARK not in export.name:
+        return False
+    try:
+        key = json.loads(_sidecar_path(export).read_bytes())["key"]
+        return any(_content_key(report) == key for report in reports)
+    except (InputError, OSError, ValueError, KeyError, TypeError):
+        return False
 
 
 def _sidecar_path(target: Path) -> Path:
